@@ -21,13 +21,13 @@ def tutorials(names): return ' '.join(f'tutorials/{n}' for n in names.split())
 groups = {
     'Use it': 'install first_training ' + tutorials('your_own_loop') + ' own_environment memories stages train command_line app/runs howto faq envs/atari learning/r2d2 '
         + tutorials('a_million_frames goals_in_hindsight several_agents your_data a_memory_on_disk from_one_to_eight from_machine_to_cluster a_thousand_actors your_own_stage')
-        + ' memory/samplers ' + tutorials('callbacks sweeps coming_from') + ' sb3 how_fast survives',
+        + ' memory/samplers ' + tutorials('callbacks coming_from') + ' sb3 how_fast survives',
     'Understand it': 'ideas ' + tutorials('life_of_one_step') + ' replay/experience replay/prioritized replay/sequences replay/hindsight papers ' + tutorials('from_seed_to_here'),
     'Reference': 'all reference/classes combinations glossary versions changelog',
     'Internals': 'modules internals/steps_and_pipes internals/figures internals/environments internals/transforms internals/memory internals/replay internals/learning internals/data '
         'internals/many_processes internals/recipes_and_runs internals/command_line contributing'}
 internals = {'Steps and pipes': 'steps/* pipe generic testing', 'Figures': 'look/*', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*',
-    'Replay': 'replay/views replay/due_batches replay/saved_replays replay/replay replay/moments replay/sequence_table replay/sequence_view replay/mixture', 'Learning': 'learning/*', 'Data': 'data/*', 'Many processes': 'parallel/*',
+    'Replay': 'replay/views replay/due_batches replay/saved_replays replay/replay replay/sequence_table replay/sequence_view replay/mixture', 'Learning': 'learning/*', 'Data': 'data/*', 'Many processes': 'parallel/*',
     'Recipes and runs': 'app/*', 'Command line': 'cli main'}
 classes = [c for c in map(vars(fastrl_replay.all).get, surface) if isinstance(c, type)]
 
@@ -35,13 +35,13 @@ words = {   # what people search for, where the page says it in other words
     'install': 'pip; installation; setup; requirements; extras; CUDA; CPU wheel',
     'memories': 'buffer; replay buffer; buffer_size; capacity; ring buffer', 'reference/classes': 'API; api reference', 'memory/samplers': 'custom sampler; own sampler; sampling strategy',
     'tutorials/your_own_loop': 'custom training loop; training loop; custom loss', 'own_environment': 'custom environment; custom env; gym environment',
-    'look/memory_figure': 'visualize; plot; inspect', 'look/memory_page': 'visualize memory; html page', 'steps/other_names': 'batch_size; learning_starts; train_freq; gradient_steps',
+    'look/memory_figure': 'visualize; plot; inspect', 'look/memory_page': 'visualize memory; html page', 'tutorials/coming_from': 'batch_size; learning_starts; train_freq; gradient_steps',
     'replay/prioritized': 'PER; prioritized experience replay; importance sampling; importance weights; beta schedule; beta annealing', 'replay/hindsight': 'HER; hindsight experience replay; HerReplayBuffer; HerReplayBuffer speed', 'replay/sequences': 'RNN; LSTM; recurrent; burn_in', 'learning/r2d2': 'R2D2; recurrent agent; recurrent network', 'command_line': 'kill -9; SIGKILL; killed run; resume',
     'howto': 'HerReplayBuffer; hidden state; recurrent states; beta schedule; late TD errors; rows as arrays; Atari memory; kill -9', 'tutorials/from_machine_to_cluster': 'Ray; cluster; several machines; lost machine; node failure',
     'parallel/stage': 'distributed; multiprocessing; num_workers; Ape-X; APEX', 'parallel/service': 'Reverb; server', 'app/runs': 'checkpoint; resume; save; load; save_every; checkpoint interval', 'app/saved_policies': 'load model; save model',
     'tutorials/your_data': 'offline RL; dataset; demonstrations; Minari; D4RL; dataset of another environment', 'memory/on_device': 'cuda; GPU', 'memory/frames': 'frame stack; images; Atari memory', 'tutorials/several_agents': 'multi-agent; MARL; PettingZoo',
     'app/tracking': 'tensorboard; wandb; logging', 'app/watching': 'live view; dashboard; monitor', 'envs/atari': 'Atari; Atari environment; ALE; Pong; Breakout', 'learning/video': 'record video; render; video of the best model', 'faq': 'error; slow; troubleshooting; not learning; priorities not changing; memory grows; hangs; workers hang; runs differ', 'sb3': 'SB3; replay_buffer_class', 'stages/nstep': 'multi-step; n-step',
-    'tutorials/callbacks': 'callback; early stopping; best model', 'tutorials/sweeps': 'hyperparameters; optuna', 'tutorials/a_memory_on_disk': 'disk; persist; memmap', 'how_fast': 'benchmark; performance'}
+    'tutorials/callbacks': 'callback; early stopping; best model', 'tutorials/a_memory_on_disk': 'disk; persist; memmap', 'how_fast': 'benchmark; performance'}
 
 frequent = [   # what “What can go wrong” entries begin with, for the page of questions: these come first in their groups, in this order
     'Returns stay as they were while the loss falls', "The policy doesn't improve while", 'The loss falls, and returns do not rise', '`q` grows without end',

@@ -6,18 +6,17 @@
 __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'EnvError', 'NotEnoughRows', 'StaleKey',
            'StateError', 'Steps', 'step_dtype', 'write_whole', 'Cycler', 'Header', 'InMemoryCacheHolder', 'Items',
            'MapToIterConverter', 'Pipe', 'WorkerInfo', 'stage', 'worker_info', 'ScriptedEnv', 'ScriptedVectorEnv',
-           'check_contract', 'script', 'scripted_steps', 'AgentGroups', 'Agents', 'GymStepper', 'OwnSteps', 'NSkip',
-           'NStep', 'SequenceChunker', 'Gather', 'Journal', 'Episodes', 'Offline', 'Normalised', 'RewardNorm',
-           'ScaleRewards', 'StateNorm', 'UpdateNorms', 'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree',
-           'Proportional', 'Ranked', 'Sampler', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay',
-           'HindsightReplay', 'Mixture', 'Sequences', 'Moments', 'read_minari', 'write_minari', 'double_q_target',
-           'mixed_priority', 'n_step_targets', 'rescale', 'unrescale', 'Branches', 'Dueling', 'EpsGreedy',
-           'FlattenSpace', 'GeometricSchedule', 'LinearSchedule', 'RecurrentNet', 'conv_net', 'value_net', 'BoxBounds',
-           'Critics', 'GaussianNoise', 'SquashedGaussian', 'actor_net', 'squashed', 'DQNLearner', 'QLearner', 'QTable',
-           'R2D2Learner', 'SACLearner', 'TD3Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'sac_errors',
-           'td3_errors', 'evaluate', 'load_policy', 'Columns', 'PipeNode', 'StatefulPipe', 'Parallel', 'RayEngine',
-           'WorkerError', 'NotEnoughDraws', 'Service', 'ServiceError', 'connect', 'stop', 'Prefetch', 'RankError',
-           'Ranks']
+           'check_contract', 'script', 'scripted_steps', 'Agents', 'GymStepper', 'OwnSteps', 'NSkip', 'NStep',
+           'SequenceChunker', 'Gather', 'Journal', 'Episodes', 'Offline', 'Normalised', 'RewardNorm', 'ScaleRewards',
+           'StateNorm', 'UpdateNorms', 'Rows', 'Frames', 'Timeline', 'SumTree', 'RankTree', 'Proportional', 'Ranked',
+           'Sampler', 'Uniform', 'ExperienceReplay', 'PrioritizedReplay', 'SequenceReplay', 'HindsightReplay',
+           'Mixture', 'Sequences', 'read_minari', 'write_minari', 'double_q_target', 'mixed_priority', 'n_step_targets',
+           'rescale', 'unrescale', 'Branches', 'Dueling', 'EpsGreedy', 'FlattenSpace', 'GeometricSchedule',
+           'LinearSchedule', 'RecurrentNet', 'conv_net', 'value_net', 'BoxBounds', 'Critics', 'GaussianNoise',
+           'SquashedGaussian', 'actor_net', 'squashed', 'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'SACLearner',
+           'TD3Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'sac_errors', 'td3_errors', 'evaluate',
+           'load_policy', 'Columns', 'PipeNode', 'StatefulPipe', 'Parallel', 'RayEngine', 'WorkerError',
+           'NotEnoughDraws', 'Service', 'ServiceError', 'connect', 'stop', 'Prefetch', 'RankError', 'Ranks']
 
 # %% ../nbs/all.ipynb #6c6c196b
 from .steps.core import Steps
@@ -46,7 +45,6 @@ from fastrl_replay.testing import (
 from .envs.own_steps import OwnSteps
 from .envs.agents import Agents
 from .envs.stepper import GymStepper
-from .envs.agent_groups import AgentGroups
 from .stages.nstep import NSkip, NStep
 from .stages.chunker import SequenceChunker
 from .stages.journal import Gather, Journal
@@ -73,7 +71,6 @@ from .memory.ranktree import RankTree
 from .memory.priorities import Proportional, Ranked
 from .memory.samplers import Sampler, Uniform
 from .replay.experience import ExperienceReplay
-from .replay.moments import Moments
 from .replay.prioritized import PrioritizedReplay
 from .replay.sequences import SequenceReplay
 from .replay.hindsight import HindsightReplay
@@ -152,7 +149,6 @@ _all_ = [
     'check_contract',
     'script',
     'scripted_steps',
-    'AgentGroups',
     'Agents',
     'GymStepper',
     'OwnSteps',
@@ -183,7 +179,6 @@ _all_ = [
     'HindsightReplay',
     'Mixture',
     'Sequences',
-    'Moments',
     'read_minari',
     'write_minari',
     'double_q_target',

@@ -6,7 +6,8 @@
 __all__ = ['OPTIONS', 'COMMANDS', 'WELCOME', 'main']
 
 # %% ../nbs/cli.ipynb #c71d5832
-import argparse, os, signal, sys
+import argparse, os, re, signal, sys
+from contextlib import contextmanager
 from pathlib import Path
 from . import __version__
 from .steps.errors import EnvError, Explained, did_you_mean
@@ -88,7 +89,10 @@ OPTIONS = dict(  # of all commands
     record=dict(
         metavar='FILE', help='a video of the first episode: FILE.mp4 or FILE.gif (extra video)'
     ),
-    trust=dict(_FLAG, help="import the modules that the run's config.json names"),
+    trust=dict(
+        _FLAG,
+        help="let all settings in the run's config.json count: modules, paths and clusters, too",
+    ),
     tensorboard=dict(_FLAG, help='write for TensorBoard as well'),
     track=dict(
         _FLAG,
@@ -102,29 +106,19 @@ OPTIONS = dict(  # of all commands
     ),
     address=dict(help="of the Ray cluster, or 'auto'"),
     episodes=dict(type=_count, default=20, help='how many (20)'),
-    seeds=dict(type=_count, default=5, help='how many: 0, 1, … (5)'),
 )
 
 # %% ../nbs/cli.ipynb #33c7526b
 OPTIONS.update(
-    jobs=dict(type=_count, default=1, help='how many runs at a time (1)'),
-    plot=dict(
-        nargs='?',
-        const='',
-        metavar='FILE',
-        help="draw returns, lengths of episodes and priorities (into the working directory, by the memory's name)",
-    ),
+    plot=dict(metavar='FILE', default='compare.png', help='the picture (compare.png)'),
     export=dict(
-        type=_directory,
-        metavar='npz|minari',
-        help='write all rows for numpy (npz, or FILE.npz), or as a data set of Minari (minari, or minari:ID)',
+        type=_directory, metavar='minari[:ID]', help='write all rows as a data set of Minari'
     ),
     author=dict(metavar='NAME', help="the data set's author, for Minari"),
     email=dict(metavar='ADDRESS', help="the author's"),
     permalink=dict(metavar='URL', help='of the code that made the rows'),
     algorithm=dict(metavar='NAME', help='that acted'),
     description=dict(metavar='TEXT', help='of the data set'),
-    json=dict(_FLAG, help='print what there is to tell as JSON'),
     port=dict(_N, help='of the server (default: one that is free)'),
     open=dict(_FLAG, help='open the page in a browser'),
     html=dict(
@@ -161,18 +155,15 @@ COMMANDS = dict(  # what it does, what it is about, options, and what these mean
         ),
     ),
     compare=(
-        'Train several recipes with several seeds, and draw them together',
-        dict(dest='recipes', nargs='+', metavar='RECIPE', help='which'),
-        'env seeds jobs steps out settings set',
-        dict(
-            steps='environment steps of each run',
-            out='where to leave runs, compare.json, compare.png',
-        ),
+        'Draw the returns of finished runs in one plot, and print a table of their results',
+        dict(dest='dirs', nargs='+', type=_directory, metavar='RUN', help='directories of runs'),
+        'plot',
+        {},
     ),
     memory=(
-        'Tell what is in a memory on disk, also while it is written',
+        'Print what is in a memory on disk, including while another process writes it',
         dict(dest='dir', metavar='DIR', help='where the memory lies'),
-        'plot html export env author email permalink algorithm description json',
+        'html export env author email permalink algorithm description',
         dict(env='that the rows are of, for Minari (default: what the run that made them says)'),
     ),
     watch=(
@@ -220,7 +211,7 @@ WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinfo
   fastrl-replay recipes cartpole    shows the settings of a recipe, each with a word about it
   fastrl-replay train --help        says how to change them
 
-The other commands: eval DIR, compare RECIPE …, watch DIR, report DIR, memory DIR.'''
+The other commands: eval DIR, compare RUN RUN …, watch DIR, report DIR, memory DIR.'''
 
 # %% ../nbs/cli.ipynb #d4b2c931
 def _parser():
@@ -238,23 +229,56 @@ def _parser():
             c.add_argument(f'--{o}', **{**OPTIONS[o], **({'help': helps[o]} if o in helps else {})})
     return p
 
-# %% ../nbs/cli.ipynb #1166faed
-def main(args=None) -> int:  # the exit status
-    "The command `fastrl-replay`"
-    for stream in sys.stdout, sys.stderr:
+# %% ../nbs/cli.ipynb #d6fb0171
+class _Escaping:
+    "A stream without colors that escapes control characters, but for line ends, and the return of a bar"
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        def shown(i, c):
+            if c.isprintable() or c in '\n\t' or c == '\r' and not i:
+                return c
+            return c.encode('unicode_escape').decode()
+
+        plain = re.sub(r'\x1b\[[0-9;]*m', '', text)
+        return self.stream.write(''.join(shown(i, c) for i, c in enumerate(plain)))
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def _escaping():
+    "Escape what is printed: names and errors may come from files of others"
+    before = sys.stdout, sys.stderr
+    for stream in before:
         # where there is no ε: a ?
         if hasattr(stream, 'reconfigure'):
             stream.reconfigure(errors='replace')
+    sys.stdout, sys.stderr = (stream and _Escaping(stream) for stream in before)
     try:
-        status = _do(sys.argv[1:] if args is None else args)
-    except (Explained, OSError, ValueError, MemoryError) as e:
-        if isinstance(e, BrokenPipeError):
-            os._exit(0)  # the reader has gone
-        print(_said(e), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print('\nbroken off', file=sys.stderr)
-        status = 130
+        yield
+    finally:
+        for name, stream in zip(('stdout', 'stderr'), before):
+            if isinstance(getattr(sys, name), _Escaping):  # a terminal that was closed has another
+                setattr(sys, name, stream)
+
+# %% ../nbs/cli.ipynb #1166faed
+def main(args=None) -> int:  # the exit status
+    "The command `fastrl-replay`"
+    with _escaping():
+        try:
+            status = _do(sys.argv[1:] if args is None else args)
+        except (Explained, OSError, ValueError, MemoryError) as e:
+            if isinstance(e, BrokenPipeError):
+                os._exit(0)  # the reader has gone
+            print(_said(e), file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print('\nbroken off', file=sys.stderr)
+            status = 130
     if status == 130 and args is None:
         _end_by_signal()
     return status
@@ -307,10 +331,8 @@ def _told(args):
     if 'settings' not in vars(args) or args.settings or _file_here():
         return False
     own = shipped()
-    asked = getattr(args, 'recipes', [getattr(args, 'recipe', None)])
-    if not getattr(args, 'resume', None):
-        for name in filter(None, asked):
-            nearest('recipes', 'recipe', name, own)
+    if args.recipe and not getattr(args, 'resume', None):
+        nearest('recipes', 'recipe', args.recipe, own)
     if args.command != 'recipes' or args.recipe:
         return False
     print(recipe_list((name, about(own, name)) for name in own))

@@ -23,10 +23,10 @@ from fastrl_replay.steps.errors import (
     Explained,
     StateError,
     choice,
+    did_you_mean,
     in_words,
     problem,
 )
-from .steps.other_names import NoAttribute, check_names
 from .steps.states import Saves, anything, checked, flag, integer
 
 # %% ../nbs/pipe.ipynb #2b783269
@@ -64,18 +64,48 @@ def _one_at_a_time(
     return one_pass
 
 # %% ../nbs/pipe.ipynb #ec516b38
+# what other libraries call arguments: ours
+_THEIRS = dict(
+    batch_size='bs', buffer_size='max_sz', learning_rate='lr', learning_starts='warmup', n_steps='n'
+)
+
+
+class _NoAttribute(AttributeError):
+    "A missing attribute; its message, which names the nearest one, is made when it is read"
+
+    def __init__(self, pipe, name):
+        super().__init__(name)
+        self.pipe = pipe
+
+    def __str__(self):
+        near = did_you_mean(self.args[0], dir(self.pipe))
+        return problem(type(self.pipe).__name__, f'no attribute {self.args[0]!r}{near}')
+
+    def __reduce__(self):
+        return AttributeError, (str(self),)  # a worker sends what can be pickled
+
+
 class _Names(IterDataPipe):
     "Arguments and methods whose names are not there: errors say which ones are near"
 
     def __new__(cls, *args, **kwargs):
-        check_names(cls, kwargs)
+        _, *parameters = inspect.signature(cls.__init__).parameters.values()
+        names = [p.name for p in parameters]
+        wrong = next((n for n in kwargs if n not in names), None)
+        if wrong and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            near = did_you_mean(_THEIRS.get(wrong, wrong), names)
+            raise ArgumentTypeError(
+                cls.__name__,
+                f'unexpected keyword argument {wrong!r}{near}',
+                expected=f'one of {", ".join(names)}',
+            )
         return super().__new__(cls)
 
     def __getattr__(self, name):
         try:
             return super().__getattr__(name)  # torch's chained methods
         except AttributeError:
-            raise NoAttribute(type(self).__name__, name, lambda: dir(self)) from None
+            raise _NoAttribute(self, name) from None
 
 # %% ../nbs/pipe.ipynb #350ab425
 class Pipe(_Names, Saves):

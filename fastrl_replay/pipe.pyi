@@ -40,8 +40,7 @@ from typing import NamedTuple
 from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 from .steps.core import Steps
-from fastrl_replay.steps.errors import ArgumentError, ArgumentTypeError, Explained, StateError, choice, in_words, problem
-from .steps.other_names import NoAttribute, check_names
+from fastrl_replay.steps.errors import ArgumentError, ArgumentTypeError, Explained, StateError, choice, did_you_mean, in_words, problem
 from .steps.states import Saves, anything, checked, flag, integer
 class Pipe(IterDataPipe, Saves):
     draws_batches: Any
@@ -108,7 +107,7 @@ class Pipe(IterDataPipe, Saves):
         'Passes blocks on, and counts each row once in the statistics of states and rewards'
     def scale_rewards(self, rewards: Any) -> ScaleRewards:
         'Batches with rewards on the scale of a `RewardNorm`'
-    def experience_replay(self, bs: int = ..., max_sz: int = ..., *, replacement: bool = ..., seed: int | None = ..., sampler: Any = ..., store: Any = ..., by: Any = ..., ratio: float | None = ..., warmup: int | None = ..., return_idxs: bool = ..., freeze_memory: bool = ...) -> ExperienceReplay:
+    def experience_replay(self, bs: int = ..., max_sz: int = ..., *, replacement: bool = ..., seed: int | None = ..., sampler: Any = ..., store: Any = ..., ratio: float | None = ..., warmup: int | None = ..., return_idxs: bool = ..., freeze_memory: bool = ...) -> ExperienceReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly, or by `sampler`'
     def hindsight_replay(self, bs: int = ..., max_sz: int = ..., *, share: float = ..., strategy: str = ..., reward: Any = ..., replacement: bool = ..., beta: Any = ..., seed: int | None = ..., sampler: Any = ..., store: Any = ..., ratio: float | None = ..., warmup: int | None = ..., return_idxs: bool = ..., freeze_memory: bool = ...) -> HindsightReplay:
         'Keeps the last `max_sz` rows and yields batches of `bs` of them, of which a share have goals achieved later'
@@ -132,7 +131,7 @@ class Pipe(IterDataPipe, Saves):
         'Fills a replay with recorded rows, from which it then draws; each batch counts as a step'
     def prefetch(self, ahead: int = ..., device: Any = ...) -> Prefetch:
         'Draws the next batches of a replay in a thread, while the learner computes with this one'
-    def parallel(self, num_workers: int = ..., ahead: int | None = ..., chunk: int = ..., method: str | None = ..., restarts: int = ..., engine: Any = ..., ordered: bool = ..., shares: str = ..., weights_every: int = ..., weights_dtype: str | None = ...) -> Parallel:
+    def parallel(self, num_workers: int = ..., ahead: int | None = ..., chunk: int = ..., method: str | None = ..., restarts: int = ..., engine: Any = ..., ordered: bool = ..., weights_every: int = ...) -> Parallel:
         'Copies of the chain above, in workers; a second pass goes on where the last one stopped'
     def stateful(self) -> StatefulPipe:
         'The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` saves and restores exactly'

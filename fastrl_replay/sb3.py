@@ -97,7 +97,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def _go_on(self):
         "Stand after the rows that lie in the store's directory"
-        inserted = self.memory.inserted
+        inserted = self.memory.added
         n = self.n_envs
         if inserted % n:
             raise ArgumentError(
@@ -148,7 +148,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         slots = batch_inds
         if n > 1:
             slots = batch_inds * n + np.random.randint(0, high=n, size=(len(batch_inds),))
-        keys = newest_in(slots, self.memory.inserted, self.buffer_size * n)
+        keys = self.memory.base + newest_in(slots, self.memory.added, self.buffer_size * n)
         # a kill in the midst of `add` may have cost the oldest rows
         keys = np.maximum(keys, self.memory.oldest)
         steps = self.memory.batch(keys, np.ones(len(keys)))
@@ -245,9 +245,8 @@ def _array(column):
     "A property: the column as an array [positions, environments, …]"
 
     def get(self):
-        inserted = self.memory.inserted
         size = self.buffer_size * self.n_envs
-        keys = newest_in(range(size), inserted, size)
+        keys = self.memory.base + newest_in(range(size), self.memory.added, size)
         # the others have not come, or are missing in a directory
         there = self.memory.valid(keys)
         x = np.zeros(size, self.row['truncated' if column == 'done' else column])

@@ -75,9 +75,13 @@ def differs(ranks, what):
     mine = ranks.rank and what
     net = value_net(gym.make('CartPole-v1').observation_space, TWO, (8,) if mine == 'networks' else (16,))
     steps = GymStepper('CartPole-v1', EpsGreedy(net, .3, seed=0), seed=0)
-    kw = dict(bs=8, warmup=16, ratio=.5 if mine == 'ratio' else .25, seed=0)
-    replay = steps.experience_replay(**kw) if mine == 'memory' else steps.prioritized_replay(**kw)
-    for record in ranks.join(replay.dqn(net), max_steps=500): pass
+    steps = steps.n_step(3 if mine == 'n' else 2, gamma=.9 if mine == 'gamma' else .99)
+    kw = dict(bs=8, warmup=16, ratio=.5 if mine == 'ratio' else .25, seed=ranks.rank)
+    replay = steps.experience_replay(**kw) if mine == 'memory' else steps.prioritized_replay(**kw, alpha=.5 if mine == 'alpha' else .6)
+    how = dict(lr=1e-3, tau=1., target_every=100) | {k: v for k, v in dict(lr=1e-2, tau=.5, target_every=50).items() if k == mine}
+    if mine == 'schedule': how['lr'] = LinearSchedule(1e-3, 1e-4, 100)
+    if mine == 'optimizer': how['optimizer'] = lambda params: torch.optim.SGD(params, 1e-3)
+    for record in ranks.join(replay.dqn(net, **how), max_steps=500): pass
 
 def weights(ranks, norm):
     "Two memories of unequal mass; each says what it drew, with the weights"

@@ -65,7 +65,7 @@ def trained(tmp_path_factory):
 def copied(trained, tmp_path): return shutil.copytree(trained.out, tmp_path/'r')
 
 def test_what_is_a_device_on_no_machine_is_refused_before_anything_is_imported(tmp_path):
-    "By train, eval and compare, in one line with the remedy; what torch may have is left to torch"
+    "By train and eval, in one line with the remedy; what torch may have is left to torch"
     program = """
 import sys
 from fastrl_replay.cli import main
@@ -73,7 +73,7 @@ for line in sys.argv[1:]:
     try: status = main(line.split())
     except SystemExit as e: status = e.code
     assert status == 2 and not {'torch', 'numba'} & {*sys.modules}, line"""
-    lines = ['train cartpole --set lr=.1 device=foo', f'train --resume {tmp_path} --set device=cuda:x', f'eval {tmp_path} --set device=foo', 'compare cartpole dqn --set device=Cuda']
+    lines = ['train cartpole --set lr=.1 device=foo', f'train --resume {tmp_path} --set device=cuda:x', f'eval {tmp_path} --set device=foo']
     r = subprocess.run([sys.executable, '-c', program, *lines], text=True, capture_output=True, timeout=300)
     said = r.stderr.splitlines()
     assert r.returncode == 0 and len(said) == len(lines) and not r.stdout, r.stderr
@@ -245,11 +245,6 @@ def test_settings_of_the_working_directory_count_before_anything_is_imported(cap
     here.write_text('[mine]  # all of ours\nlike = cartpole\n')
     assert 'mine             all of ours' in said('recipes')[1].out and "did you mean 'mine'" in said('train', 'mein')[1].err
 
-def test_a_comparison_into_a_file_is_refused_before_anything_is_trained(capsys, tmp_path):
-    (tmp_path/'there').write_text('mine')
-    assert main(['compare', 'taxi', '--out', str(tmp_path/'there')]) == 2
-    assert "compare: --out; got" in (err := capsys.readouterr().err) and 'a file; expected a directory' in err and (tmp_path/'there').read_text() == 'mine'
-
 def test_typed_alone_it_tells_what_to_type(capsys):
     "A newcomer's first line"
     assert 'fastrl-replay train cartpole' in here(capsys)
@@ -346,13 +341,11 @@ def test_a_terminal_of_width_0_shows_progress():
         assert 'run' in seen and '4/9' in seen, width
     for end in ends: os.close(end)
 
-@pytest.mark.parametrize('shown', ['line', 'table', 'survey'])
+@pytest.mark.parametrize('shown', ['line', 'table'])
 def test_results_of_small_scale_are_told_apart(shown, tmp_path):
     "0.834 and 0.766 are not both 0.8"
-    from fastrl_replay.app.survey import _spread_text
     if shown == 'table':
         said = commands.table({'r': [dict(final_return=x, solved_at_step=None, wall_s=1) for x in (.834, .766)]})
-    elif shown == 'survey': said = _spread_text(dict(mean=.834, min=.766, max=.9))
     else:
         file = io.StringIO()
         run = types.SimpleNamespace(settings=dict(steps=9), name='r', agent=types.SimpleNamespace(journal=types.SimpleNamespace(steps=0)))

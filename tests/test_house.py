@@ -23,7 +23,7 @@ SURFACE = {
     'pipe': 'Pipe stage Items MapToIterConverter WorkerInfo worker_info', 'generic': 'Cycler Header InMemoryCacheHolder',
     'steps.batches': 'Sequences', 'steps.files': 'write_whole',
     'testing': 'check_contract ScriptedEnv ScriptedVectorEnv script scripted_steps',
-    'envs.agents': 'Agents', 'envs.agent_groups': 'AgentGroups', 'envs.stepper': 'GymStepper', 'envs.own_steps': 'OwnSteps',
+    'envs.agents': 'Agents', 'envs.stepper': 'GymStepper', 'envs.own_steps': 'OwnSteps',
     'stages.nstep': 'NStep NSkip',
     'stages.chunker': 'SequenceChunker',
     'memory.rows': 'Rows',
@@ -33,7 +33,7 @@ SURFACE = {
     'memory.ranktree': 'RankTree',
     'memory.samplers': 'Sampler Uniform',
     'memory.priorities': 'Proportional Ranked',
-    'replay.experience': 'ExperienceReplay', 'replay.moments': 'Moments',
+    'replay.experience': 'ExperienceReplay',
     'replay.prioritized': 'PrioritizedReplay',
     'replay.sequences': 'SequenceReplay',
     'replay.hindsight': 'HindsightReplay',
@@ -153,14 +153,14 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
                                      'nbdev-export && nbdev-clean; delete what no notebook exports.']), pytrace=False)
 
 # These take more than a second and a half; CI runs them, too.
-LONG = '''all app/commands app/named_envs app/recipes app/runs app/saved_policies app/survey app/tracking app/watching 
-    app/offline replay/replay replay/moments replay/sequence_table command_line data/datasets data/interop envs/atari envs/stepper envs/vector_slots first_training how_fast howto index learning/base look/memory_figure look/memory_page
+LONG = '''all app/commands app/named_envs app/recipes app/runs app/saved_policies app/tracking app/watching 
+    app/offline replay/replay replay/sequence_table command_line data/datasets data/interop envs/atari envs/stepper envs/vector_slots first_training how_fast howto index learning/base look/memory_figure look/memory_page
     learning/continuous learning/dqn learning/policies learning/r2d2 learning/sac learning/tabular learning/td3 memory/frame_log
     memory/frame_segments memory/frames memory/links memory/ranktree memory/draws memory/mapped memory/priorities memory/samplers memory/sumtree memory/timeline own_environment parallel/engines
     parallel/prefetch parallel/ranks parallel/stage replay/experience replay/hindsight replay/mixture replay/prioritized replay/sequence_view replay/sequences sb3
     stages/chunker stages/normalisation stages/nstep stages/recorded steps/compiled steps/core steps/locks steps/settings tutorials/a_memory_on_disk
     tutorials/a_million_frames tutorials/coming_from tutorials/from_machine_to_cluster tutorials/from_one_to_eight tutorials/from_seed_to_here tutorials/goals_in_hindsight
-    tutorials/callbacks tutorials/life_of_one_step tutorials/several_agents tutorials/sweeps tutorials/your_data tutorials/your_own_loop tutorials/your_own_stage train'''.split()
+    tutorials/callbacks tutorials/life_of_one_step tutorials/several_agents tutorials/your_data tutorials/your_own_loop tutorials/your_own_stage train'''.split()
 
 @pytest.mark.parametrize('nb', [pytest.param(p, marks=[pytest.mark.slow]*(p.relative_to(ROOT/'nbs').with_suffix('').as_posix() in LONG))
                                 for p in NOTEBOOKS], ids=lambda p: p.relative_to(ROOT/'nbs').as_posix())

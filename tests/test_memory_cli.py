@@ -1,5 +1,5 @@
-"""`fastrl-replay memory`, and runs whose memory lies on disk: what is told, exported and drawn; what a SIGKILL costs."""
-import json, os, random, shutil, subprocess, sys, time
+"""`fastrl-replay memory`, and runs whose memory lies on disk: what it prints; what a SIGKILL costs."""
+import json, os, random, shutil, subprocess, time
 from contextlib import closing
 from pathlib import Path
 
@@ -9,17 +9,15 @@ from gymnasium import spaces
 from fastrl_replay.all import *
 from fastrl_replay.cli import main
 from fastrl_replay.steps.errors import Explained
-from fastrl_replay.steps.row_dtypes import leaves
 from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.recipes import spare_rows
 from fastrl_replay.steps.settings import SettingsError
 from fastrl_replay.app.saved_policies import load_checkpoint
-from fastrl_replay.app.run_files import read_metrics
+from fastrl_replay.app.run_files import read_metrics, run_of
 from fastrl_replay.app.runs import resume, start
 from fastrl_replay.app.offline import open_memory
-from fastrl_replay.app.survey import export_rows, survey, survey_picture, survey_text
 from fastrl_replay.testing import same
-from test_cli import command, here, no_clock, wait_for
+from test_cli import command, here, no_clock
 
 def story(n, envs=3, seed=0, first=0):
     "Rows of environments in any order: episodes of any length, some broken off, nested states"
@@ -51,70 +49,7 @@ def naive(rows):
         else: facts['running' if n == newest[e] else 'broken_off'] += 1
     return dict(environments=len(newest), episodes=facts, lengths=lengths, returns=returns)
 
-def check_facts(facts, rows):
-    want = naive(rows)
-    assert (facts['rows'], facts['environments'], facts['episodes']) == (len(rows), want['environments'], want['episodes'])
-    for k in 'lengths', 'returns':
-        x = want[k]
-        assert facts[k] == (None if not x else dict(mean=pytest.approx(np.mean(x)), min=min(x), max=max(x)))
-
 # ---- what is told ----
-
-@pytest.mark.parametrize('n, max_sz, spare', [(1, 50, 0), (49, 50, 0), (50, 50, 7), (300, 50, 0), (300, 120, 33), (300, 1000, 5)])
-def test_facts_are_those_of_a_naive_count(n, max_sz, spare, tmp_path):
-    "While it is written, and afterwards"
-    memory = Timeline(max_sz, Rows(tmp_path/'m', spare=spare))
-    steps = story(n, seed=n)
-    for i in range(0, n, 37): memory.add(steps[i:i+37])
-    for writes in True, False:
-        facts = survey(open_memory(tmp_path/'m'))
-        check_facts(facts, steps.rows[-max_sz:])
-        assert facts['writer']['now'] == writes and facts['writer']['process'] == os.getpid()
-        assert (facts['max_sz'], facts['spare'], facts['end_key']) == (max_sz, spare, n) and facts['priorities'] is None
-        assert {c['name']: (c['dtype'], c['shape']) for c in facts['columns']}['state.a'] == ('float32', [2])
-        assert json.loads(json.dumps(facts)) == facts and f'{n:,} added in all' in survey_text(facts)
-        memory.close()
-
-def test_n_step_rows_end_where_episodes_do(tmp_path):
-    "The last rows of an episode say that it is over, all of them; the one of a single step is its end"
-    blocks = [story(200, envs=1, seed=3)[i:i+10] for i in range(0, 200, 10)]
-    replay = PrioritizedReplay(NStep(blocks, 3, .9), bs=4, max_sz=500, store=Rows(tmp_path/'m'))
-    for _ in replay: pass
-    rows = replay.memory[:].rows
-    assert (rows['n'] > 1).any()
-    over = rows[(rows['terminated'] | rows['truncated']) & (rows['n'] == 1)]
-    facts = survey(open_memory(tmp_path/'m'))
-    assert facts['episodes']['ended'] == len(over) and facts['returns']['mean'] == pytest.approx(over['total_reward'].mean())
-
-@pytest.mark.parametrize('kind', ['proportional', 'rank'])
-def test_priorities_are_told(kind, tmp_path):
-    replay, rng = PrioritizedReplay(bs=8, max_sz=60, kind=kind, store=Rows(tmp_path/'m', spare=9), seed=0), np.random.default_rng(0)
-    replay.add(story(100))
-    replay.update_priorities(replay.memory.keys, rng.lognormal(size=60))
-    for _ in range(5): replay.sample()
-    replay.memory.add(story(13, first=50))   # the sampler hasn't heard of them
-    told = survey(open_memory(tmp_path/'m'))
-    p = told['priorities']
-    tree = replay.sampler.tree[np.arange(53, 100) % replay.sampler.capacity]
-    assert (p['unit'], p['known'], p['rows_without']) == ('rows', 47, 13) and kind[:4] in p['kind'].lower()
-    assert (p['min'], p['median'], p['max']) == (tree.min(), np.median(tree), tree.max())
-    assert ('effective_sample_size' in p) == (kind == 'proportional')
-    if kind == 'proportional': assert p['effective_sample_size'] == pytest.approx(tree.sum()**2/(tree**2).sum())
-    drawn = replay.memory.times_drawn
-    assert told['drawn']['max'] == drawn.max() and told['drawn']['mean'] == pytest.approx(drawn.mean()) and told['drawn']['never'] == pytest.approx((drawn == 0).mean())
-    replay.add(story(1, first=99))
-    assert survey(open_memory(tmp_path/'m'))['priorities']['rows_without'] == 0
-    replay.close()
-    assert survey(open_memory(tmp_path/'m'))['drawn']['oldest_age'] == replay.memory.ages[1] > 0
-
-def test_sequences_are_told(tmp_path):
-    replay = SequenceReplay(bs=2, max_sz=200, length=4, burn_in=1, overlap=2, store=Rows(tmp_path/'m'), seed=0)
-    replay.add(story(150, envs=2))
-    batch = replay.sample()
-    replay.update_priorities(batch.index, np.full((2, 3), 3.))
-    p, t = survey(open_memory(tmp_path/'m'))['priorities'], replay.table
-    assert (p['unit'], p['known']) == ('sequences', int((t.first >= 0).sum())) and p['max'] == pytest.approx((3 + 1e-6)**.9)
-    check_facts(survey(open_memory(tmp_path/'m')), replay.memory[:].rows)
 
 def test_sequences_are_told_when_the_ring_has_come_round_many_times(tmp_path):
     "None of rows that were overwritten; the same after a kill, and in a memory that an older version has left"
@@ -134,70 +69,18 @@ def test_sequences_are_told_when_the_ring_has_come_round_many_times(tmp_path):
     assert len(replay) and told(replay)
     replay.close()
 
-@pytest.mark.slow
-def test_while_it_is_written(tmp_path):
-    "Another process adds rows all the time, over the edge of the ring: what is told belongs together, and nothing is changed by telling"
-    script = '''if 1:
-        import sys; sys.path.insert(0, sys.argv[2])
-        from test_memory_cli import *
-        memory, i = Timeline(3_000, Rows(sys.argv[1], spare=200)), 0
-        while True: memory.add(story(100, seed=i % 7, first=9*i)); i += 1'''
-    p = subprocess.Popen([sys.executable, '-c', script, str(tmp_path/'m'), str(Path(__file__).parent)], stderr=subprocess.PIPE, text=True)
-    try:
-        wait_for(tmp_path/'m/meta.json', p)
-        last, end = 0, time.time() + 120
-        while last < 4_000:
-            assert time.time() < end and p.poll() is None, p.communicate()
-            facts = survey(open_memory(tmp_path/'m'))
-            assert facts['end_key'] >= last and facts['writer']['process'] == p.pid and facts['writer']['now']
-            assert facts['rows'] <= 3_000 and facts['environments'] <= 3
-            last = facts['end_key']
-            if facts['lengths']: assert 1 <= facts['lengths']['min'] <= facts['lengths']['max'] <= 100 and -300 <= facts['returns']['min']
-        try: export_rows(open_memory(tmp_path/'m'), tmp_path/'m.npz')
-        except StaleKey: assert not (tmp_path/'m.npz').exists()
-        else: assert (np.diff(np.load(tmp_path/'m.npz')['key']) == 1).all()
-    finally: p.kill(); p.communicate()
-    facts = survey(open_memory(tmp_path/'m'))
-    assert facts['writer']['now'] is False and facts['writer']['process'] == p.pid and facts['rows'] >= 2_800
-
 def files(d): return {p.relative_to(d): (p.read_bytes(), p.stat().st_mtime_ns) for p in d.rglob('*') if p.is_file()}
 
 def test_the_command_changes_nothing(tmp_path, capsys, monkeypatch):
-    "It prints, as text and as JSON, draws and exports; the directory is as it was, to the last byte and time"
+    "It prints, and writes a page; the directory is as it was, to the last byte and time"
     monkeypatch.chdir(tmp_path)
     replay = PrioritizedReplay(bs=4, max_sz=90, store=Rows('m'))
     replay.add(story(120))
     replay.close()
     before = files(tmp_path/'m')
-    said = here(capsys, 'memory', 'm', '--plot', '--export', 'm.npz')
-    assert '90 of 90' in said and 'm.png' in said and 'm.npz' in said and 'none now; the last one was process' in said
-    assert Path('m.png').read_bytes().startswith(b'\x89PNG')
-    capsys.readouterr()
-    assert main(['memory', 'm', '--json', '--plot', 'other.png']) == 0 and Path('other.png').exists()
-    told = json.loads(capsys.readouterr().out)
-    check_facts(told, story(120).rows[-90:])
-    assert files(tmp_path/'m') == before and sorted(p.name for p in Path('.').iterdir()) == ['m', 'm.npz', 'm.png', 'other.png']
-
-def test_a_picture_of_anything(tmp_path):
-    "No episode has ended, priorities are all alike, or many"
-    replay = PrioritizedReplay(bs=4, max_sz=90, store=Rows(tmp_path/'m'))
-    replay.add(story(1, seed=1))
-    for _ in range(2):
-        assert survey_picture(open_memory(tmp_path/'m')).startswith(b'\x89PNG')
-        replay.add(story(89, seed=5))
-    replay.update_priorities(replay.memory.keys, np.geomspace(1e-5, 1e5, 90))
-    assert survey_picture(open_memory(tmp_path/'m'), 'm').startswith(b'\x89PNG')
-
-@pytest.mark.parametrize('most', [1, 4096, 2**24])
-def test_an_archive_holds_all_rows(most, tmp_path):
-    "As numpy reads it, without pickles; parts of any size"
-    memory = Timeline(70, Rows(tmp_path/'m', spare=11))
-    memory.add(story(130))
-    export_rows(open_memory(tmp_path/'m'), tmp_path/'m.npz', most)
-    with np.load(tmp_path/'m.npz', allow_pickle=False) as a:
-        columns = dict(leaves(memory[:].rows))
-        assert set(a) == {'key', *columns} and a['key'].tolist() == memory.keys.tolist()
-        for n, c in columns.items(): assert a[n].dtype == c.dtype and np.array_equal(a[n], c)
+    said = here(capsys, 'memory', 'm', '--html', 'm.html')
+    assert '90 rows' in said and 'keys 30 to 119' in said and 'm.html' in said
+    assert files(tmp_path/'m') == before and sorted(p.name for p in Path('.').iterdir()) == ['m', 'm.html']
 
 # ---- errors ----
 
@@ -226,18 +109,18 @@ def test_what_is_no_memory_or_damaged_is_named(how, tmp_path, capsys):
     replay.close()
     broken(tmp_path/'m', how)
     before = files(tmp_path/'m')
-    for option in [], ['--json'], ['--export', str(tmp_path/'m.npz')]:
+    for option in [], ['--html', str(tmp_path/'m.html')]:
         capsys.readouterr()
         assert main(['memory', str(tmp_path/'m'), *option]) == 2, how
         out, err = capsys.readouterr()
         assert str(tmp_path) in err and err.count('\n') == 1 and 'Traceback' not in err and not out
-    assert files(tmp_path/'m') == before and not (tmp_path/'m.npz').exists()
+    assert files(tmp_path/'m') == before and not (tmp_path/'m.html').exists()
 
 def test_what_is_typed_wrong_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path('empty').mkdir(); Path('file').write_text('x')
     for line, said in {'memory': 'DIR', 'memory none': 'no such directory', 'memory empty': 'no row was ever added', 'memory file': 'file',
-                       'memry x': "did you mean 'memory'", 'memory empty --plto': "did you mean '--plot'"}.items():
+                       'memry x': "did you mean 'memory'", 'memory empty --htlm': "did you mean '--html'"}.items():
         assert main(line.split()) == 2 and said in capsys.readouterr().err, line
     assert [p.name for p in Path('empty').iterdir()] == []
     with pytest.raises(SystemExit) as e: main(['memory', '--help'])
@@ -253,25 +136,6 @@ def pixels(n, stack=2, env=0):
     rows['terminated'], rows['total_reward'] = rows['step_n'] == 10, np.arange(n)
     rows['state']['at'] = np.arange(n)[:, None]
     return Steps(rows)
-
-@pytest.mark.parametrize('compress', [None, 'lz4', 'zstd'])
-@pytest.mark.parametrize('n', [90, 1500])
-def test_frames(compress, n, tmp_path):
-    "Each frame once in files, whole in the archive; told, also while it is written"
-    replay = PrioritizedReplay(bs=4, max_sz=700, store=Frames(2, compress, path=tmp_path/'m', spare=30), seed=0)
-    steps = pixels(n)
-    for i in range(0, n, 30): replay.add(steps[i:i+30])
-    for writes in True, False:
-        seen = open_memory(tmp_path/'m')
-        facts = survey(seen)
-        check_facts(facts, steps.rows[-700:])
-        assert facts['writer']['now'] == writes and facts['store']['kind'] == 'Frames' and facts['store']['stack'] == 2
-        if n < 700: assert facts['frames'] in range(n, n + 30)
-        assert 'frames' in survey_text(facts) and survey_picture(seen).startswith(b'\x89PNG')
-        export_rows(seen, tmp_path/'m.npz', 50_000)
-        with np.load(tmp_path/'m.npz', allow_pickle=False) as a:
-            for name, c in leaves(steps.rows[-700:]): assert np.array_equal(a[name], c), name
-        replay.close()
 
 # ---- runs with their memory on disk ----
 
@@ -346,7 +210,7 @@ def test_too_few_spare_rows_are_told_and_it_goes_on(tmp_path):
             with pytest.warns(UserWarning, match=r'\d+ of the rows that were in memory at this checkpoint have been overwritten since.*larger spare'): again = resume(d)
             assert 0 < len(again.agent.memory.memory) < 500
         else: again = resume(d)
-        assert again.train() and survey(open_memory(m))['rows'] == 500
+        assert again.train() and len(open_memory(m)) == 500
 
 def test_spare_rows_suffice():
     "As many as come between two checkpoints, whatever the recipe"
@@ -360,7 +224,7 @@ def test_two_runs_one_after_the_other(tmp_path, capsys):
     on_disk = dict(SMALL, memory_path=str(tmp_path/'m'))
     one = start(recipe('cartpole', **on_disk), tmp_path/'one')
     assert one.train(Stops(one, 800)) is None
-    n = survey(open_memory(tmp_path/'m'))['end_key']
+    n = open_memory(tmp_path/'m').inserted
     two = start(recipe('cartpole', **on_disk, seed=1), tmp_path/'two')
     assert two.found == 500 and two.agent.memory.memory.inserted == n
     before = files(tmp_path/'one')
@@ -369,8 +233,8 @@ def test_two_runs_one_after_the_other(tmp_path, capsys):
         assert 'in use' in said or 'of another run by now' in said, said
     assert not (tmp_path/'three').exists() and files(tmp_path/'one') == before
     assert 'after 800 steps' in here(capsys, 'eval', tmp_path/'one', '--episodes', 2)
-    assert two.train() and survey(open_memory(tmp_path/'m'))['end_key'] == n + 1600
-    assert survey(open_memory(tmp_path/'m'))['run']['directory'] == str(tmp_path/'two')
+    assert two.train() and open_memory(tmp_path/'m').inserted == n + 1600
+    assert run_of(tmp_path/'m')['directory'] == str(tmp_path/'two')
     shutil.rmtree(tmp_path/'m')
     assert 'mean return' in here(capsys, 'eval', tmp_path/'two', '--episodes', 2)   # it needs no rows
 
@@ -422,20 +286,13 @@ def test_a_memory_that_was_moved_is_found(tmp_path, capsys, monkeypatch):
     said = here(capsys, 'train', '--resume', 'r', '--steps', 900, status=2)
     assert str(tmp_path/'5') in said and '--memory DIR, where it is by now' in said
     here(capsys, 'train', '--resume', 'r', '--steps', 900, '--memory', 'other')
-    assert json.loads(Path('r/config.json').read_text())['settings']['memory_path'] == 'other' and survey(open_memory('other'))['end_key'] == 900
+    assert json.loads(Path('r/config.json').read_text())['settings']['memory_path'] == 'other' and open_memory('other').inserted == 900
     assert 'is in its checkpoint' in here(capsys, 'train', '--resume', _ram(), '--memory', 'other', status=2)
 
 def _ram():
     run = start(recipe('cartpole', **SMALL), 'ram')
     run.train(Stops(run, 100))
     return 'ram'
-
-@pytest.mark.slow
-def test_compare_gives_each_run_rows_of_its_own(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    here(capsys, 'compare', 'taxi', '--seeds', 2, '--out', 'c', *options(dict(episodes=10, memory_path='m')))
-    assert sorted(p.name for p in Path('m').iterdir()) == ['taxi-seed0', 'taxi-seed1']
-    here(capsys, 'compare', 'taxi', '--seeds', 2, '--out', 'c', *options(dict(episodes=10, memory_path='m')))   # all is there
 
 def test_saving_copies_no_rows(tmp_path):
     "A checkpoint of a memory on disk is as large with many rows as with few; with its rows in main memory it grows by all of them"
@@ -460,7 +317,7 @@ def test_killed_before_its_first_row(tmp_path):
         with pytest.raises(KeyboardInterrupt): run.train(Stops(run, 0, True))
         assert sorted(p.name for p in (tmp_path/'m').iterdir()) == ['run', 'writer']
     again = resume(tmp_path/'r1')
-    assert again.train() and survey(open_memory(tmp_path/'m'))['end_key'] == 1600
+    assert again.train() and open_memory(tmp_path/'m').inserted == 1600
     whole = start(recipe('cartpole', **SMALL, memory_path=str(tmp_path/'mw')), tmp_path/'whole')
     assert whole.train() and same_on_disk(tmp_path/'whole', tmp_path/'r1', tmp_path/'mw', tmp_path/'m')
 

@@ -17,7 +17,6 @@ from fastrl_replay.pipe import Positioned
 from fastrl_replay.generic import Filter, Map, TypeTransformLoop
 from fastrl_replay.pipe import as_pipe, upstream
 from fastrl_replay.generic import dp
-from fastrl_replay.steps.other_names import ARGUMENTS, METHODS, STAGES as THEIRS, ours
 from fastrl_replay.testing import same, through_file
 from scripted import modules
 
@@ -562,19 +561,19 @@ def test_arguments_of_any_kind_can_be_shown(by):
     "A stage with an array for an argument, as CONTRIBUTING invites users to write"
     assert '.scaled(by=' in repr(Scaled([1], by))   # was: "The truth value of an array … is ambiguous"
 
-# ---- names of other libraries ----
+# ---- names that are not there ----
 
 @pytest.mark.parametrize('make, says', [
     (lambda: Items([]).experience_replay(batch_size=2), r"ExperienceReplay: unexpected keyword argument 'batch_size' \(did you mean 'bs'\?\)"),
     (lambda: ExperienceReplay(None, 2, buffer_size=9), "did you mean 'max_sz'"), (lambda: PrioritizedReplay(None, 2, 9, learning_starts=9), "did you mean 'warmup'"),
-    (lambda: SequenceReplay(None, 2, 9, seq_len=2), "did you mean 'length'"), (lambda: Items([]).n_step(n_steps=3), "did you mean 'n'"),
+    (lambda: Items([]).n_step(n_steps=3), "did you mean 'n'"),
     (lambda: Items([]).dqn(None, learning_rate=1), "did you mean 'lr'"), (lambda: GymStepper('CartPole-v1', sede=1), "did you mean 'seed'"),
     (lambda: Items([]).header(xyz=1), r"Header: unexpected keyword argument 'xyz'; expected one of source, limit")])
-def test_arguments_of_other_libraries_are_told_ours(make, says):
+def test_unknown_arguments_name_the_nearest_one(make, says):
     with pytest.raises(TypeError, match=says): make()
 
-@pytest.mark.parametrize('name, meant', [('prioritised_replay', 'prioritized_replay'), ('replay_buffer', 'experience_replay'), ('her', 'hindsight_replay'), ('sequence_repaly', 'sequence_replay'), ('n_steps', 'n_step'), ('state_dcit', 'state_dict')])
-def test_stages_of_other_libraries_are_told_ours(name, meant):
+@pytest.mark.parametrize('name, meant', [('prioritised_replay', 'prioritized_replay'), ('sequence_repaly', 'sequence_replay'), ('n_steps', 'n_step'), ('state_dcit', 'state_dict')])
+def test_missing_attributes_name_the_nearest_one(name, meant):
     with pytest.raises(AttributeError, match=f"^Items: no attribute '{name}' .did you mean '{meant}'"): getattr(Items([]), name)
 
 def test_what_is_not_there_is_asked_for_as_before():
@@ -582,13 +581,3 @@ def test_what_is_not_there_is_asked_for_as_before():
     assert not hasattr(pipe, 'nothing_like_it') and getattr(pipe, '_none', 3) == 3 and [*pipe.batch(2)] == [['1', '2']]
     with pytest.raises(AttributeError, match="no attribute 'nothing_like_it'$") as e: pipe.nothing_like_it
     assert str(pickle.loads(pickle.dumps(e.value))) == str(e.value)
-
-def test_names_that_are_told_are_there():
-    "Each name of ours in the tables is an argument of some stage, a chained method, or a method of replays, and the one that is told"
-    stages = {n: f.stage for n, f in Pipe.functions.items() if hasattr(f, 'stage')}
-    arguments = {n: set(inspect.signature(c.__init__).parameters) for n, c in stages.items()}
-    assert set(ARGUMENTS) <= set.union(*arguments.values()) and set(THEIRS) <= set(stages) and set(METHODS) <= {*dir(ExperienceReplay)} - set(stages)
-    for name, names in arguments.items():
-        for own, theirs in ARGUMENTS.items():
-            wrong = [word for word in theirs.split() if own in names and word not in names and ours(word, names, ARGUMENTS) != own]
-            assert not wrong, (name, own, wrong)

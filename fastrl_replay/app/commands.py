@@ -7,8 +7,7 @@ __all__ = ['RUN', 'Progress', 'Bar', 'train', 'changes', 'show_recipes', 'play',
            'compare']
 
 # %% ../../nbs/app/commands.ipynb #c0336a03
-import json, os, re, shlex, shutil, signal, subprocess, sys
-from concurrent.futures import ThreadPoolExecutor
+import os, shlex, shutil, signal, sys
 from pathlib import Path
 from textwrap import fill
 import numpy as np
@@ -18,15 +17,16 @@ from ..steps.settings import SettingsError, as_value, nearest, recipe_list, sett
 from ..data.datasets import env_facts, spaces_of, write_minari
 from ..learning.evaluation import decimals
 from ..learning.registry import recorded
-from .named_envs import named_env, named_modules
+from .named_envs import named_env
 from .recipe_settings import recipe, recipes
 from .recipes import memory_path, play_episodes
-from .run_files import read_config, read_json, read_metrics, run_of, run_title
+from .run_files import read_config, read_json, read_metrics, run_of
 from fastrl_replay.app.runs import (
     Run,
     Silent,
     begun_by_launcher,
     interruptible,
+    outside,
     reopen,
     resume,
     start,
@@ -34,8 +34,7 @@ from fastrl_replay.app.runs import (
 from .saved_policies import load_checkpoint
 from ..look.figures import chart, smooth
 from .offline import open_memory
-from .survey import export_rows, survey, survey_picture, survey_text
-from .tracking import TRACKERS, tracked
+from .tracking import TRACES, TRACKERS, tracked
 from .watching import watch_dirs, watched_in
 from ..look.html import page_path
 from ..look.run_page import run_page
@@ -144,9 +143,7 @@ def _shards(line):
 # %% ../../nbs/app/commands.ipynb #b982288c
 def _in_a_line(run):
     "The run's directory, as it is typed after eval and --resume"
-    s = run.settings
-    named = named_modules(s['env'], s.get('wrappers', 'none'), s.get('train_wrappers', 'none'))
-    return shlex.quote(str(run.out)) + ' --trust' * bool(named)
+    return shlex.quote(str(run.out)) + ' --trust' * bool(outside(run.settings))
 
 # %% ../../nbs/app/commands.ipynb #a83f2407
 def _result(run, s):
@@ -202,6 +199,9 @@ def _train(args, ranks=None):
         )
     if leads:
         _say_memory(run)
+        for option, trace in TRACES.items():
+            if not getattr(args, option) and any(run.out.glob(trace)):
+                print(f'without --{option} from here on, which it had before', file=sys.stderr)
     display = Bar(run) if leads else Silent()
     out = _in_a_line(run)
     terminals = _terminals()
@@ -330,16 +330,28 @@ def _meant(args, item, before):
 # %% ../../nbs/app/commands.ipynb #e1c876c8
 def _resumed(args, ranks=None):
     remedy = 'a run goes on as it began; only --steps can be raised, and --set device=… moves its network'
-    for what in 'out', 'settings', *(_AS_SETTINGS.keys() - {'steps', 'memory'}):
+    for what in 'out', 'settings':
         if getattr(args, what) is not None:
             raise SettingsError('train', f'--{what} with --resume', remedy=remedy)
-    device = _device(args, 'train', remedy)
-    began = read_config(args.resume)['recipe']
-    if args.recipe not in (None, began):
+    began = read_config(args.resume)
+    if args.recipe not in (None, began['recipe']):
         raise SettingsError(
-            'train', f'the run in {args.resume} is of another recipe', args.recipe, began
+            'train', f'the run in {args.resume} is of another recipe', args.recipe, began['recipe']
         )
-    return resume(args.resume, args.steps, device, args.trust, args.memory, ranks)
+    asked = _asked(args)
+    device = asked.pop('device', None)
+    options = changes(args).items()
+    again = asked | {k: v for k, v in options if k not in ('steps', 'memory_path', 'device')}
+    for key in again:
+        value = as_value(str(again[key]))
+        if setting_text(value) != setting_text(began['settings'].get(key)):
+            raise SettingsError(
+                'train',
+                f'{key} = {setting_text(value)} with --resume',
+                expected=setting_text(began['settings'].get(key)),
+                remedy=remedy,
+            )
+    return resume(args.resume, args.steps, device, args.trust, args.memory, ranks, again)
 
 # %% ../../nbs/app/commands.ipynb #5bd04388
 def _device(args, who, remedy):
@@ -360,26 +372,21 @@ _FACTS = dict(
 
 
 def _export(memory, args):
-    "Write all rows to a file, or as a data set of Minari; where they are"
-    to = args.export
+    "Write all rows as a data set of Minari; return its id"
     given = {n: v for k, n in _FACTS.items() if (v := getattr(args, k))}
-    name, (kind, _, dataset) = memory.place.path.name, to.partition(':')
-    if kind == 'minari':
-        facts, why = env_facts(memory[:1].rows, _env_of(memory, args.env))
-        if 'environment' not in facts:
-            facts = spaces_of(memory[:].rows)
-        if why:
-            print(f'the environment is left out: {why}', file=sys.stderr)
-        return write_minari(memory, dataset or f'memories/{name}-v0', **facts, **given).id
-    to = f'{name}.npz' if to == 'npz' else to
-    export_rows(memory, to)
-    return to
+    dataset = args.export.partition(':')[2] or f'memories/{memory.place.path.name}-v0'
+    facts, why = env_facts(memory[:1].rows, _env_of(memory, args.env))
+    if 'environment' not in facts:
+        facts = spaces_of(memory[:].rows)
+    if why:
+        print(f'the environment is left out: {why}', file=sys.stderr)
+    return write_minari(memory, dataset, **facts, **given).id
 
 # %% ../../nbs/app/commands.ipynb #0c43a9b1
 def _env_of(memory, named):
     "The environment of a memory's rows: the one that is named, or that of its run where no module is imported for it"
     text = named or run_of(memory.place.path).get('env')
-    if not text or not named and named_modules(text):
+    if not text or not named and outside(dict(env=text)):
         return None
     try:
         return named_env(text)
@@ -389,13 +396,14 @@ def _env_of(memory, named):
 
 # %% ../../nbs/app/commands.ipynb #0c43a9b2
 def _check_facts(args):
-    "An error where a data set is described, and none is written"
+    "Raise if --export names no data set, or if a data set is described and none is written"
     told = [name for name in (*_FACTS, 'env') if getattr(args, name)]
-    if told and (args.export or '').partition(':')[0] != 'minari':
+    exported = args.export or ''
+    if (told or exported) and exported.partition(':')[0] != 'minari':
         raise SettingsError(
             'memory',
-            f'--{told[0]}',
-            f'--export {args.export}' if args.export else 'no --export',
+            '--export' if exported else f'--{told[0]}',
+            exported or 'no --export',
             '--export minari, or minari:ID',
         )
 
@@ -432,30 +440,18 @@ def play(args):
 
 # %% ../../nbs/app/commands.ipynb #5e37623d
 def look(args):
-    "Tell what is in a memory on disk, also while it is written"
+    "Print what is in a memory on disk, including while another process writes it"
     _check_facts(args)
     if args.html:
         page_path('memory', args.html)  # an error now, not after minutes
     memory = open_memory(args.dir)
-    facts = survey(memory)
+    remarks = memory.inside()['remarks']
     exported = args.export and _export(memory, args)
-    print(json.dumps(facts, indent=2) if args.json else survey_text(facts))
-    said = sys.stderr if args.json else sys.stdout
-    if args.plot is not None:
-        picture = Path(args.plot or f'{memory.place.path.name}.png')
-        try:
-            write_whole(picture, survey_picture(memory))
-        except ImportError:
-            raise SettingsError(
-                'memory',
-                '--plot needs matplotlib, which is not installed',
-                remedy='pip install matplotlib',
-            ) from None
-        print(f'picture       {picture}', file=said)
+    print(memory, *(f'! {remark}' for remark in remarks), sep='\n')
     if args.html:
-        print(f'page          {memory.page(args.html)}', file=said)
+        print(f'page: {memory.page(args.html)}')
     if args.export:
-        print(f'all rows      {exported}', file=said)
+        print(f'data set: {exported}')
 
 # %% ../../nbs/app/commands.ipynb #f0c70022
 def watch(args):
@@ -473,7 +469,7 @@ def report(args):
             'report',
             'this is a memory, not a run',
             memories[0].path,
-            remedy=f'fastrl-replay memory {memories[0].path} --plot',
+            remedy=f'fastrl-replay memory {memories[0].path} --html FILE',
         )
     told = [dict(run.now(), episodes=_episodes_of(run.out)) for run in runs]
     path = Path(args.html or (runs[0].out / 'report.html' if len(runs) == 1 else 'report.html'))
@@ -489,65 +485,21 @@ def _episodes_of(out):
         return None
     return dict(ends=ends.tolist(), returns=returns.tolist())
 
-# %% ../../nbs/app/commands.ipynb #ad74e7b2
-def _same_run(out, settings):
-    "What is there already must have been made with the same settings"
-    if not (out / 'checkpoint.pt').exists():
-        return
-
-    def single(v):
-        return v[0] if isinstance(v, tuple) and len(v) == 1 else v
-
-    made = read_config(out)['settings']
-    other = [k for k in {**made, **settings} if single(made.get(k)) != single(settings.get(k))]
-    if other:
-        raise SettingsError(
-            'compare',
-            f'{out} was made with other settings: {", ".join(other)}',
-            remedy='another --out',
-        )
-
-
-def _own_memory(settings, name, seed):
-    "Each run has separate rows, in a directory in the one that all of them were given"
-    path = memory_path(settings)
-    return {'memory_path': os.path.join(path, f'{name}-seed{seed}')} if path else {}
-
-# %% ../../nbs/app/commands.ipynb #a82014d3
-def _train_apart(args, name, seed, out, memory):
-    "One run in another process; what it said at its end"
-    command = [sys.executable, '-m', 'fastrl_replay', 'train']
-    if (out / 'checkpoint.pt').exists():
-        command += ['--resume', str(out), '--trust']  # its settings are those typed here
-    else:
-        command += [name, '--seed', str(seed), '--out', str(out)]
-        for option in 'settings', 'steps', 'env':
-            if v := getattr(args, option):
-                command += [f'--{option}', str(v)]
-        if args.set:
-            command += ['--set', *args.set]
-        if memory:
-            command += ['--memory', memory['memory_path']]
-    done = subprocess.run(command, capture_output=True, text=True)
-    stopped = done.returncode in (129, 130, 143, -1, -2, -15) or 'KeyboardInterrupt' in done.stderr
-    if stopped:
-        raise KeyboardInterrupt  # Ctrl-C reaches all processes of a terminal
-    if done.returncode:
-        raise SettingsError(
-            'compare',
-            f'{name} with seed {seed} failed',
-            (done.stderr.strip().splitlines() or ['no output'])[-1],
-        )
-    return next(l for l in done.stdout.splitlines() if 'mean return' in l)
-
 # %% ../../nbs/app/commands.ipynb #db0312ca
 def _outcome(out):
-    "The summary of a run and its curve: at most 400 points"
+    "Return the summary of a run and its curve: at most 400 points"
     number = (int, float)
     config = read_config(out)
+    if not (out / 'summary.json').exists():
+        raise SettingsError(
+            'compare',
+            'this run has not ended: it has no summary.json',
+            out,
+            remedy=f'fastrl-replay train --resume {out}',
+        )
     s = read_json(
         out / 'summary.json',
-        dict(final_return=number, wall_s=number, solved_at_step=(int, type(None))),
+        dict(final_return=number, wall_s=number, env_steps=int, solved_at_step=(int, type(None))),
     )
     s = {'solved': config['settings']['solved'], **s}  # older summaries don't say it
     if recorded(config['settings']):
@@ -583,34 +535,29 @@ def _episodes(path):
 
 # %% ../../nbs/app/commands.ipynb #148596d4
 def table(
-    results: dict,  # recipe → outcomes
+    results: dict,  # name → outcomes of one or several runs
 ) -> str:  # in Markdown
-    "What runs ended with"
-    lines = [
-        '| recipe | returns at the end, by seed | solved at step | seconds |',
-        '|---|---|---|---|',
-    ]
+    "Return a table of the results of runs"
+    lines = ['| run | final return | best return | solved at step | steps | seconds |']
+    lines.append('|---' * 6 + '|')
     for name, runs in results.items():
         d = decimals(*(r['final_return'] for r in runs), least=0)
-        cells = [
-            ', '.join(f'{r["final_return"]:.{d}f}' for r in runs),
-            ', '.join(
-                '–' if r["solved_at_step"] is None else f'{r["solved_at_step"]:,}' for r in runs
-            ),
-            ', '.join(f'{r["wall_s"]:.0f}' for r in runs),
-        ]
-        lines.append(f'| {_of(name, runs)} | ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines)
 
-# %% ../../nbs/app/commands.ipynb #3734ce65
-def _of(name, runs):  # results of older versions don't say on what
-    return run_title(name, runs[0]['env'], runs[0]['wrappers']) if 'env' in runs[0] else name
+        def cell(key, digits=0):
+            values = (r.get(key) for r in runs)
+            return ', '.join('–' if v is None else f'{v:,.{digits}f}' for v in values)
+
+        cells = cell('final_return', d), cell('best_return', d), cell('solved_at_step')
+        lines.append(
+            f'| {name} | ' + ' | '.join((*cells, cell('env_steps'), cell('wall_s'))) + ' |'
+        )
+    return '\n'.join(lines)
 
 # %% ../../nbs/app/commands.ipynb #b76abff5
 def curves(
-    results: dict,  # recipe → outcomes
+    results: dict,  # name → outcomes of one or several runs
 ) -> bytes:  # a png
-    "Mean of the seeds' curves, and a band from the lowest to the highest"
+    "Draw the mean of each name's runs, and a band from the lowest to the highest"
     # some episode has ended
     results = {name: runs for name, runs in results.items() if all(r['x'] for r in runs)}
 
@@ -621,8 +568,8 @@ def curves(
             x = np.linspace(0, min(r['x'][-1] for r in runs), 400)
             y = np.array([np.interp(x, r['x'], r['y']) for r in runs])
             ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.2, lw=0)
-            seeds = f'{len(runs)} seed' + 's' * (len(runs) != 1)
-            ax.plot(x, y.mean(0), color=color, label=fill(f'{_of(name, runs)} ({seeds})', 40))
+            label = f'{name} ({len(runs)} seeds)' if len(runs) > 1 else name
+            ax.plot(x, y.mean(0), color=color, label=fill(label, 40))
         for level in {
             r['solved'] for runs in results.values() for r in runs if r.get('solved') is not None
         }:
@@ -635,38 +582,15 @@ def curves(
 
 # %% ../../nbs/app/commands.ipynb #d7512f2c
 def compare(args):
-    "Train several recipes with several seeds, and draw them together"
-    if launched():
-        raise SettingsError('compare', 'torchrun has started it', remedy='fastrl-replay compare …')
-    args.recipes = list(dict.fromkeys(args.recipes))
-    env = [] if args.env is None else [re.sub(r'[^\w.-]', '', args.env.split('/')[-1])]
-    out = Path(args.out or 'runs/' + '-'.join([*args.recipes, *env]))
-    if out.exists() and not out.is_dir():
-        raise SettingsError('compare', '--out', f'{out}, a file', 'a directory')
-    wanted = {name: recipe(name, args.settings, **changes(args)).settings for name in args.recipes}
-    jobs = [
-        (name, seed, out / f'{name}-seed{seed}', _own_memory(wanted[name], name, seed))
-        for seed in range(args.seeds)
-        for name in args.recipes
-    ]
-    for name, seed, d, memory in jobs:
-        _same_run(d, {**wanted[name], 'seed': seed, **memory})
-    missing = [j for j in jobs if not (j[2] / 'summary.json').exists()]
-    with ThreadPoolExecutor(args.jobs) as pool:
-        done = pool.map(lambda j: _train_apart(args, *j), missing)
-        for text in Progress(
-            done, total=len(missing), desc='runs', disable=None, dynamic_ncols=True
-        ):
-            tqdm.write(text)
-    results = {name: [_outcome(d) for n, _, d, _ in jobs if n == name] for name in args.recipes}
-    write_whole(out / 'compare.json', json.dumps(results))
+    "Draw the returns of finished runs in one plot, and print a table of their results"
+    results = {path: [_outcome(Path(path))] for path in args.dirs}
     print(table(results))
     try:
-        write_whole(out / 'compare.png', curves(results))
+        write_whole(Path(args.plot), curves(results))
     except ImportError:
         print('no picture: matplotlib is not installed (pip install matplotlib)')
     else:
-        print(f'picture: {out / "compare.png"}')
+        print(f'picture: {args.plot}')
 
 
 RUN = dict(

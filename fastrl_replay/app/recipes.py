@@ -135,13 +135,13 @@ def memory_dirs(
     "Its directory, or one for each shard"
     path = memory_path(s)
     n = s.get('shards', 0)
-    return (
-        [Path(path) / f'shard-{i}' for i in range(n)]
-        if path and n > 1
-        else [Path(path)]
-        if path
-        else []
-    )
+    if not path:
+        return []
+    dirs = [Path(path) / f'shard-{i}' for i in range(n)] if n > 1 else [Path(path)]
+    for folder in dirs:
+        if n > 1 and folder.is_symlink():
+            raise SettingsError('recipe', f'{folder} is a symbolic link', expected='a directory')
+    return dirs
 
 
 def spare_rows(
@@ -594,7 +594,7 @@ def _check_by_episodes(s):
 
 
 def _check_place(s, replay):
-    if memory_path(s) and replay.memory.store.folder is None:
+    if memory_path(s) and (replay is None or replay.memory.store.folder is None):
         raise SettingsError(
             'recipe',
             "setting 'memory_path': the learner keeps rows in main memory",
@@ -640,6 +640,9 @@ RANGES = {  # setting → lowest and highest
     'max_norm': (1e-9, INF),
     'seed': (0, 2**32 - 1),
     'threads': (1, 4096),
+    'envs': (1, 2**16),
+    'workers': (0, 2**12),
+    'shards': (0, 2**12),
 }
 
 # %% ../../nbs/app/recipes.ipynb #c3665522

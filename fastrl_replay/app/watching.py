@@ -10,7 +10,7 @@ import mimetypes, os, re, threading, time, webbrowser
 from pathlib import Path
 from .offline import open_memory
 from .recipes import memory_dirs
-from .run_files import facts_of, read_config, read_json, read_metrics, run_of
+from .run_files import facts_of, owns_memory, read_config, read_json, read_metrics
 from ..look.curves import short
 from ..look.html import Safe, json_text, tag
 from fastrl_replay.look.run_page import (
@@ -23,7 +23,7 @@ from fastrl_replay.look.run_page import (
 )
 from ..look.server import Server
 from ..steps.errors import Explained
-from ..steps.files import is_locked
+from ..steps.files import is_locked, open_plain
 from ..steps.settings import SettingsError
 
 # %% ../../nbs/app/watching.ipynb #e41ee76c
@@ -146,12 +146,12 @@ class WatchedRun:
         s = dict({'memory_path': 'none', 'shards': 0}, **config.get('settings', {}))
         if s['memory_path'] in ('none', None):
             return self.read(_sample, self.out / 'memory.json')
-        return self._look(Path(str(config.get('directory', '.'))), s, config.get('id'))
+        return self._look(Path(str(config.get('directory', '.'))), s, config)
 
-    def _look(self, began, s, id):
+    def _look(self, began, s, config):
         try:
-            # it is another run's by now
-            if run_of(began / s['memory_path']).get('id') != id:
+            # another run's by now, or somebody else's
+            if not owns_memory(self.out, config, began / s['memory_path']):
                 return None
             dirs = [began / d for d in memory_dirs(s)]
             self.rows = self.rows or [open_memory(d) for d in dirs]
@@ -177,10 +177,8 @@ class WatchedRun:
             return None
         path = self.seen[number]
         try:
-            return mimetypes.guess_type(path.name)[0], os.fdopen(
-                os.open(path, os.O_RDONLY | getattr(os, 'O_NOFOLLOW', 0)), 'rb'
-            )
-        except OSError:
+            return mimetypes.guess_type(path.name)[0], open_plain(path)
+        except (Explained, OSError):
             return None
 
 # %% ../../nbs/app/watching.ipynb #f0c70033

@@ -8,7 +8,6 @@ __all__ = ['AgentsSlot']
 # %% ../../nbs/envs/agent_slots.ipynb #794817fc
 import numpy as np
 from gymnasium.vector.utils import create_empty_array
-from .agents import Rounds
 from .checks import as_flag, as_number, check_shape
 from .slots import Slot
 from ..steps.errors import ArgumentError
@@ -35,8 +34,6 @@ class AgentsSlot(Slot):
         self.moment = 0
         self.tuple_obs = tupler(env.single_observation_space)
         self.made = {}
-        self.rounds = env.parallel if isinstance(env.parallel, Rounds) else Rounds()
-        self.rounds.begin()
 
     idle = property(lambda self: ~self.there)  # does it matter what a policy says?
 
@@ -46,17 +43,11 @@ class AgentsSlot(Slot):
     def entries(self):
         return self.made
 
-    # did others end their episodes?
-    broken = property(lambda self: self.rounds.broken and bool(self.there.any()))
-
     def leave(self):
-        "End all their episodes; new ones begin"
-        self._end()
-        self.rounds.leave()
-
-    def begin_anew(self, saved, seed):
-        super().begin_anew(saved, seed)
-        self.rounds.leave(self.seed)
+        "End all episodes; new ones begin"
+        # agents without a row don't count
+        self.counts[self.there & (self.counts[:, 1] == 0), 0] -= 1
+        self.there[:], self.fresh[:] = False, True
 
     def where(self, e):
         here = [self.names[p] for p in np.flatnonzero(self.there)]
@@ -88,16 +79,9 @@ class AgentsSlot(Slot):
 
     def begin(self, state):
         "Be ready to act: reset the environment where no agent is there"
-        if self.broken:
-            self._end()
-        if self.rounds.ready and not self.there.any():
+        if not self.there.any():
             self._reset()
         put(state, self.obs)
-
-    def _end(self):
-        # those without a row don't count
-        self.counts[self.there & (self.counts[:, 1] == 0), 0] -= 1
-        self.there[:], self.fresh[:] = False, True
 
     def _reset(self):
         parallel = self.env.parallel
@@ -105,7 +89,7 @@ class AgentsSlot(Slot):
         if self.obs is None:
             self.obs = create_empty_array(self.observation_space, self.n, fn=np.zeros)
         self._join(obs, infos, ())
-        if self.rounds.ready and not self.there.any():
+        if not self.there.any():
             raise ArgumentError(
                 'GymStepper',
                 'agents after a reset',

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SIZE', 'ENV', 'EPISODE_N', 'STEP_N', 'TERMINATED', 'TRUNCATED', 'N_STEPS', 'RowLayout', 'places_of', 'row_ends',
-           'goes_on', 'note_row', 'refuse_drawn', 'CountersCheck', 'ColumnsGate', 'plain_rows', 'refuse_nan',
-           'BlockGate']
+           'goes_on', 'note_row', 'standing_dtype', 'refuse_drawn', 'CountersCheck', 'ColumnsGate', 'plain_rows',
+           'refuse_nan', 'BlockGate']
 
 # %% ../../nbs/envs/episodes.ipynb #105b4341
 import numpy as np
@@ -83,6 +83,13 @@ def goes_on(last, env, episode, step):
 def note_row(last, env, episode, step, ended):
     "This is the environment's last row now"
     last[env, 0], last[env, 1], last[env, 2] = episode, step, not ended
+
+# %% ../../nbs/envs/episodes.ipynb #a7c0de02
+def standing_dtype(rows: np.dtype) -> np.dtype:
+    "Make the dtype of what is kept of an environment between its steps"
+    # counts: episode, step, is it over?, total reward, restarts in a row
+    fields = [('env_id', 'i8'), ('key', 'i8'), ('counts', 'f8', 5)]
+    return np.dtype([*fields, ('next_state', rows['next_state'])], align=True)
 
 # %% ../../nbs/envs/episodes.ipynb #d89e4392
 def refuse_drawn(

@@ -189,8 +189,6 @@ class EnvGroup:
         raw = np.zeros(self.n * table.dtype.itemsize, np.uint8)
         rows = np.ndarray(self.n, table.dtype, raw)  # faster than np.zeros(n, dtype)
         state = rows['state']
-        if self.acting.hidden is not None:
-            self._forget_broken()
         for slot, start in self.pairs:
             try:
                 slot.begin(state if self.single else state[start : start + slot.n])
@@ -239,11 +237,6 @@ class EnvGroup:
             if said:
                 raise
             raise error from e
-
-    def _forget_broken(self):
-        "Where others ended an episode, the policy forgets it, before the next one begins"
-        if any(l.broken for l in self.slots):
-            self.acting.forget(np.concatenate([np.full(l.n, l.broken) for l in self.slots]))
 
     def _finish(self, rows, outcomes):
         "Where episodes ended the policy forgets; rows that were left out are cut off"

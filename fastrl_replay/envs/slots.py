@@ -28,7 +28,6 @@ class Slot:
     assumed = False
     cut = False
     columns = {}
-    broken = False  # was its episode ended by others who step the environment?
 
     def __init__(
         self,

@@ -25,7 +25,6 @@ from fastrl_replay.pipe import (
     try_state,
     worker_info,
 )
-from ..steps.core import Steps
 from fastrl_replay.steps.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -162,17 +161,6 @@ class GymStepper(Positioned):
         self._arrive()
         if not self.piped:
             self._group(None)
-
-    def once(
-        self,
-    ) -> Steps:  # the block; None: every row was a reset, or none of its agents was there
-        "Step the environments once"
-        self._arrive()
-        group = self._group(None)
-        group.step()
-        steps = group.block
-        group.block = None
-        return steps
 
     def opened_envs(self) -> list:
         "The environments that it steps here, opened if need be"

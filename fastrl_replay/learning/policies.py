@@ -155,17 +155,14 @@ class EpsGreedy(Exploring):
     def _eps_of_worker(self, eps, n):
         "Of probabilities for each environment, those that this policy acts for"
         info = self.worker
-        # `resize` may leave one, and make more than there are now
-        several = info.world_size > 1 or info.restart
-        whole = eps.ndim == 1 and n and len(eps) >= n * info.world_size and len(eps) % n == 0
-        if several and whole:
+        if eps.shape == (n * info.world_size,):
             eps = eps[n * info.rank :][:n]
         if eps.shape not in ((1,), (n,)):
             raise ArgumentError(
                 'EpsGreedy',
                 'eps',
                 f'shape {list(eps.shape)}',
-                f'a number, or one for each of {n} environments, of each worker: {n * info.world_size} or more',
+                f'a number, or one for each of {n * info.world_size} environments',
             )
         return eps
 

@@ -449,7 +449,8 @@ def title_of(
 ) -> str:  # one line
     "What it is, and how full"
     full = f'{seen["rows"]:,} of {seen["max_sz"]:,} rows ({seen["rows"] / seen["max_sz"]:.0%})'
-    more = f', {seen["inserted"]:,} have come' * (seen['inserted'] > seen['rows'])
+    came = seen['numbers']['inserted']
+    more = f', {came:,} have come' * (came > seen['rows'])
     envs = len(np.unique(seen['episode']['env_id']))
     place = f'in the directory {Path(seen["path"]).name}' if seen['path'] else place_text(seen)
     return f'{seen["title"]}: {full}{more}; {envs:,} environment{"s" * (envs != 1)}; {place}'

@@ -6,7 +6,7 @@
 __all__ = ['FORMAT', 'VERSION', 'read_meta', 'check_path', 'Directory', 'shard_path']
 
 # %% ../../nbs/memory/directory.ipynb #ba4ce25c
-import json, os, re, shutil, socket, uuid, warnings, weakref
+import json, os, re, shutil, socket, uuid, warnings, weakref, zlib
 from contextlib import suppress
 from copy import copy
 from datetime import datetime, timezone
@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 from .. import __version__
 from ..steps.errors import ArgumentError, StateError, choice
-from ..steps.files import lock_file, sync, write_whole
+from ..steps.files import json_in, lock_file, open_plain, sync, write_whole
 from .mapped import allocate, mapped, no_disk, outgrows, read_at_random, request
 from fastrl_replay.memory.places import (
+    CHECK,
     COMMITTED,
     FLOOR,
     FLUSHED,
@@ -65,7 +66,8 @@ def read_meta(
                 if _are_shards(others)
                 else 'another path',
             )
-        meta = json.loads(_plain(file, who).read_text())
+        with open_plain(file, 2**24, who) as opened:
+            meta = json.loads(opened.read())
     except (OSError, ValueError, RecursionError) as e:
         if isinstance(e, ArgumentError):
             raise
@@ -85,16 +87,29 @@ def read_meta(
     return meta
 
 # %% ../../nbs/memory/directory.ipynb #bbfae435
-# the last: what a service must remember of its rows
-_BESIDE = 'writer', 'saved', 'run', 'service'
+_ARRAYS = re.compile(r'(\.new-|\.old-)?data-[0-9]+|\.meta\.json\..*')
+_BESIDE = re.compile(r'service|saved-[0-9a-f]{32}')
+
+
+def _is_signed(writer):
+    "Was this file written by a memory? A kill may have left it empty"
+    found = json_in(writer)
+    return {'process', 'host', 'since'} <= found.keys() or writer.lstat().st_size == 0
 
 
 def _is_ours(path):
-    "Was this made by a memory?"
-    # from its first moment to its last
-    if re.fullmatch(r'data-[0-9]+', path.name):
-        return (path / 'counters').exists()
-    return path.name in _BESIDE or path.name.startswith(('.meta.json.', '.new-data-', '.old-data-'))
+    "Was this made by a memory? Its file `writer` comes before all else and says so"
+    name = path.name
+    if name == 'writer':
+        return _is_signed(path)
+    if name == 'run':
+        return {'id', 'env', 'directory'} <= json_in(path).keys()
+    if name.startswith('data-'):
+        counters = path / 'counters'
+        if path.is_symlink() or not counters.is_file() or counters.stat().st_size != N_COUNTERS * 8:
+            return False
+    known = _ARRAYS.fullmatch(name) or _BESIDE.fullmatch(name)
+    return bool(known) and 'process' in json_in(path.with_name('writer'))
 
 
 def _others(path):
@@ -121,15 +136,33 @@ def _boot():
 
 def _locked(path, who, shared=False):
     "The file, which is locked now; None: another one has locked it"
-    _plain(path, who)
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, 'O_NOFOLLOW', 0)
     try:
-        file = os.fdopen(os.open(path, flags, 0o666), 'r+b', buffering=0)
+        file = open_plain(path, None, who, os.O_RDWR | os.O_CREAT)
     except OSError as e:
         raise _unwritable(path.parent, who, e) from None
+    if not _is_signed(path):
+        file.close()
+        raise StateError(
+            who, f'{path} was not written by a memory', remedy='move it away, or another path'
+        )
     if lock_file(file, path, shared) is not False:
         return file
     file.close()
+
+
+def _checksum(counters) -> int:  # never 0
+    "The checksum of all counters but the one that holds it"
+    return zlib.crc32(np.delete(counters, CHECK).tobytes()) + 2**32
+
+
+def _mended(counters) -> np.ndarray:  # None: more is wrong
+    "The counters without the one wrong bit that they have"
+    for bit in range(8 * counters.nbytes):
+        found = counters.copy()
+        found.view(np.uint8)[bit // 8] ^= 1 << bit % 8
+        if found[CHECK] == _checksum(found):
+            return found
+    return None
 
 
 def _unwritable(path, who, e):
@@ -147,7 +180,7 @@ def _unwritable(path, who, e):
 
 def _in_use(path, who):
     "The error where another process writes"
-    said = _read_writer(path)
+    said = json_in(path / 'writer')
     process = (
         'this process itself'
         if said.get('process') == os.getpid()
@@ -188,14 +221,6 @@ def _nothing_there(path, who):
         f'path: there is no memory to read in {path}',
         remedy='wait until its first row was added',
     )
-
-
-def _read_writer(path):
-    try:
-        said = json.loads((path / 'writer').read_text()[:400])
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return said if isinstance(said, dict) else {}
 
 
 # of this process; after a fork, the parent keeps its locks, and the child has none
@@ -274,7 +299,7 @@ class Directory(Counted):
         self.until[0] = 0  # no row without asking, but what else there is
         weakref.finalize(self, self._lock.close)
         _writers.add(self)
-        self._before = _read_writer(self.path)  # who wrote last
+        self._before = json_in(self.path / 'writer')  # who wrote last
 
     def _sign(self):
         "Say who writes now; only when it is known what the last one left"
@@ -338,9 +363,9 @@ class Directory(Counted):
     def _tidy(self):
         "Remove what a writer has left that was killed while it made a memory"
         for p in self.path.iterdir():
-            if not _is_ours(p) or p.name in _BESIDE or self.meta and p.name == self.meta['data']:
-                continue
-            self._discard(p)
+            current = self.meta and p.name == self.meta['data']
+            if _ARRAYS.fullmatch(p.name) and _is_ours(p) and not current:
+                self._discard(p)
 
     def _discard(self, path):
         "Remove a file or a folder, and before it what it has elsewhere; what a kill leaves is known by its name"
@@ -415,19 +440,23 @@ class Directory(Counted):
             and re.fullmatch(r'data-[0-9]+', data)
         )
         lists = meta.get('rewound'), meta.get('rings', [])
+        named = meta.get('lasting', {}), meta.get('records', {})
+        names = [k for d in named if isinstance(d, dict) for k in d]
         if (
             not whole
-            or not isinstance(meta.get('id'), str)
+            or not all(isinstance(d, dict) for d in named)
+            or not all(re.fullmatch(r'\w[\w.-]*', k) for k in names)
+            or not re.fullmatch(r'[0-9a-f]{32}', str(meta.get('id')))
             or any(type(l) is not list or any(type(k) is not int for k in l) for l in lists)
         ):
             raise StateError(who, 'a damaged meta.json')
         self.folder = _plain(self.path / data, who)
         self.ring = ring
         c = self.counters = self.new('counters', N_COUNTERS, np.int64)
-        if not (0 <= c[COMMITTED] <= c[RESERVED] < 2**62 and (c >= 0).all()):
-            raise StateError(who, 'damaged counters', c[:OF_STORE].tolist())
+        self._check_counters(who)
         if not self.writes:
             return self._watch_folder()
+        c[CHECK] = 0  # until it is closed
         self._tidy()
         self._after_power_cut()
         # a kill between two of them
@@ -435,8 +464,27 @@ class Directory(Counted):
         if not c[COMMITTED]:
             self.forget()  # or in its first add
 
+    def _check_counters(self, who):
+        "Raise where counters are damaged; a writer mends one wrong bit, if the last writer has closed the memory"
+        c = self.counters
+        damaged = StateError(
+            who,
+            'damaged counters',
+            c[:OF_STORE].tolist(),
+            remedy='a copy of the directory; one wrong bit is mended when it is opened for writing',
+        )
+        # another process may open it right now, which begins with a checksum of 0
+        if c[CHECK] != _checksum(c) and c[CHECK]:
+            found = _mended(c) if self.writes else None
+            if found is None:
+                raise damaged
+            warnings.warn(f'{who}: one bit of the counters was wrong, and has been mended')
+            c[:] = found
+        if not (0 <= c[COMMITTED] <= c[RESERVED] <= max(self.ring, c[LIMIT]) and (c >= 0).all()):
+            raise damaged
+
     def _watch_folder(self):
-        self._counters_file = open(self.file('counters'), 'rb')
+        self._counters_file = open_plain(self.file('counters'), None, self.who)
         weakref.finalize(self, self._counters_file.close)
 
     def check_there(self):
@@ -533,6 +581,7 @@ class Directory(Counted):
         if self._lock is None:
             self._refuse()
         c = self.counters
+        end -= self.base
         if end > c.item(LIMIT) and end > self.ring:
             c[LIMIT] = end + max(self.ring // 16, 1024)
             # what was never flushed is gone after a power cut anyway
@@ -568,10 +617,8 @@ class Directory(Counted):
         end = self.counters.item(COMMITTED)
         limit = self.counters.item(RESERVED)
         other = self._elsewhere(self.folder)
-        aside = [self.path.glob(p) for p in ('saved/[0-9]*/*', 'saved/[0-9]*', 'saved')]
-        for p in chain(
-            *(p.rglob('*') for p in (self.folder, *other)), other, (p.parent for p in other), *aside
-        ):
+        folders = [self.folder, *other, *([self._saved()] if self.meta else [])]
+        for p in chain(*(p.rglob('*') for p in folders), other, (p.parent for p in other), folders):
             # frames come and go, and what was put aside
             with suppress(FileNotFoundError):
                 sync(p)
@@ -584,6 +631,8 @@ class Directory(Counted):
         if self._lock is not None:
             if self.meta:
                 self.flush()
+                self.counters[CHECK] = _checksum(self.counters)
+                sync(self.file('counters'))
             self.leave()
         return True
 
@@ -611,23 +660,27 @@ class Directory(Counted):
         if self._lock is None:
             self._refuse()
         c = self.counters
-        here = self.counters.item(COMMITTED)
+        first = end - self.base
         c[REWINDS] += 1  # readers look at it, before rows change
-        if end < here:
-            self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], end]))
+        if first < c.item(COMMITTED):
+            self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], first]))
         Counted.rewind(self, end, floor)
-        if c.item(FLUSHED) > end:
-            c[FLUSHED] = end
+        if c.item(FLUSHED) > first:
+            c[FLUSHED] = first
             sync(self.file('counters'))  # before rows that were flushed are written over
+
+    def _saved(self) -> Path:
+        "The folder of copies, whose name no other folder has: old ones are removed there"
+        return _plain(self.path / f'saved-{self.meta["id"]}', self.who)
 
     def put_aside(
         self,
         *names: str,  # of arrays
     ) -> str:  # what they are found by; None: this process may not write
         "Keep copies of arrays as they are now"
-        if self._lock is None:
+        if self._lock is None or not self.meta:
             return None
-        place = _plain(self.path / 'saved', self.who)  # old ones are removed there
+        place = self._saved()
         numbers = sorted(int(p.name) for p in place.glob('[0-9]*') if p.name.isdigit())
         number = numbers[-1] + 1 if numbers else 1
         (place / f'{number}').mkdir(parents=True)
@@ -650,13 +703,13 @@ class Directory(Counted):
         dtype,  # of its elements
     ) -> np.ndarray:  # None: it was removed by newer ones
         "An array that was put aside"
-        if not found_by.isdigit():
+        if not found_by.isdigit() or not self.meta:
             return None
-        place = _plain(_plain(self.path / 'saved', self.who) / found_by, self.who)
+        place = _plain(self._saved() / found_by, self.who)
         file = _plain(place / name, self.who)
         if not file.is_file():
             return None
-        rings = (self.meta or {}).get('rings', [])
+        rings = self.meta.get('rings', [])
         size = np.dtype(dtype).itemsize
         # of before the memory grew
         ring = next((n for n in rings if n * size == file.stat().st_size), self.ring)
@@ -665,11 +718,11 @@ class Directory(Counted):
 
     def told(self, kind: str, end: int) -> int:
         "Up to which row the priorities that lie here are those of a sampler of this kind"
-        told = min(self.counters.item(TOLD), end)
+        told = min(self.told_to, end)
         was = self.meta.get('priorities')
-        if was in (None, kind):
-            return told if was else 0
-        if told:
+        if was == kind:
+            return told
+        if was and told > self.base:
             warnings.warn(
                 f'{self.who}: the priorities in {self.path} are of {was}, and those of {kind} are '
                 'asked for: all rows begin with the largest one'
@@ -725,9 +778,6 @@ class Directory(Counted):
             )
         return self
 
-    def _record_file(self, name, flags):
-        return os.open(self.file(name), flags | getattr(os, 'O_NOFOLLOW', 0), 0o666)
-
     def keep(
         self,
         name: str,  # of the file
@@ -741,28 +791,24 @@ class Directory(Counted):
         if self.meta:
             self.say(records={**self.meta.get('records', {}), name: size})
         self._noted(name)
-        file = self._record_file(name, os.O_RDWR | os.O_CREAT)
+        path = self.file(name)
         try:
-            for slot, row in zip(slots, rows):
-                os.pwrite(file, row.tobytes(), int(slot) * size)
+            with open_plain(path, None, self.who, os.O_RDWR | os.O_CREAT) as file:
+                for slot, row in zip(slots, rows):
+                    os.pwrite(file.fileno(), row.tobytes(), int(slot) * size)
         except OSError as e:
-            raise no_disk(self.who, self.file(name), size, e) from None
-        finally:
-            os.close(file)
+            raise no_disk(self.who, path, size, e) from None
 
     def kept(self, name, slots, size) -> np.ndarray:  # uint8; None: there are none
         "What was written; zeros where nothing was"
         if not size or not os.path.lexists(self.file(name)):
             return None
-        file = self._record_file(name, os.O_RDONLY)
         found = np.zeros((len(slots), size), np.uint8)
-        try:
+        with open_plain(self.file(name), None, self.who) as file:
             for row, slot in zip(found, slots):
-                data = os.pread(file, size, int(slot) * size)
+                data = os.pread(file.fileno(), size, int(slot) * size)
                 if len(data) == size:
                     row[:] = np.frombuffer(data, np.uint8)
-        finally:
-            os.close(file)
         return found
 
     def grow(
@@ -857,7 +903,7 @@ def shard_path(
         if lock is None:
             raise _in_use(path, who)
         lock.close()
-    return path / f'shard-{rank}'
+    return _plain(path / f'shard-{rank}', who)
 
 # %% ../../nbs/memory/directory.ipynb #b9221736
 def _also_in(folder, other):

@@ -20,7 +20,7 @@ from ..envs.nans import NaNSearch
 from ..steps.locks import renew_in_child
 from ..steps.machine import size_text
 from ..steps.recycled import batch_bytes
-from .places import OF_STORE, RESERVED, STORE_END, runs
+from .places import COMMITTED, OF_STORE, RESERVED, STORE_END, runs
 from .codecs import codec
 from .frame_log import END, NEXT, N_NUMBERS, FrameLog, serial_of, serials_of
 from .frame_segments import MOST_LOGS, FrameFiles
@@ -628,7 +628,7 @@ def _add_rows(numbers, plan, address, n, stay, arrays, new_refs):
     "The same, and link all `n` rows, of which the last `stay` can stay; the place's counters say first what comes"
     skip = (n - stay) * plan[SIZE]
     counters = longs_at(numbers[COUNTERS], 2)
-    counters[RESERVED] = max(counters[RESERVED], numbers[INSERTED] + n)
+    counters[RESERVED] = max(counters[RESERVED], counters[COMMITTED] + n)
     _put_rows(numbers[INSERTED] + n - stay, address + skip, stay, plan[SIZE], arrays, new_refs)
     link_rows(numbers, plan, address, n)
 

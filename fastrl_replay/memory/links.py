@@ -84,7 +84,7 @@ class Links:
         self._drawn = place.new('drawn', self.ring, np.int32, 0, by='slot', own=True)
         # how many keys, then these
         self._noted = np.zeros(min(max(self.ring >> 5, 32), 4096), np.int64)
-        self._use(np.zeros(5, np.int64), Environments(), np.zeros(0, np.int64))
+        self._use([place.base, place.base, 0, 0], Environments(), np.zeros(0, np.int64))
 
     def _use(self, counters, envs, last_key):
         "Work with these tables from now on: one assignment, after all of them have been made"
@@ -192,9 +192,12 @@ class Links:
         there = f'{self.oldest} to {self.inserted - 1}'
         if not 0 <= key < self.inserted:
             raise StaleKey(self.who, f'key {key} was never given out', expected=there)
+        why = f'its row was overwritten {self.oldest - key} rows ago'
+        if key < self.place.base:
+            why = 'it was given out before the memory was cleared or loaded'
         raise StaleKey(
             self.who,
-            f'key {key} is stale: its row was overwritten {self.oldest - key} rows ago',
+            f'key {key} is stale: {why}',
             expected=there,
             remedy='ask valid(keys) first, or keep more rows (max_sz)',
         )
@@ -252,17 +255,19 @@ class Links:
         if not self.place.lasts:
             arrays |= {n: getattr(self, n)[slots] for n in _BY_SLOT}
         tensors = {k: torch.from_numpy(a) for k, a in arrays.items()}
-        return dict(max_sz=self.max_sz, counters=numbers[:SLOTS].tolist(), **tensors)
+        counters = numbers[:SLOTS].tolist()
+        return dict(max_sz=self.max_sz, base=self.place.base, counters=counters, **tensors)
 
     def _checked(self, state, rows):
         "What was saved, as arrays; a `StateError` where kernels would go astray"
         ids = array(np.int32, None, low=0, high=MAX_ENVS - 1)
-        form = dict(max_sz=integer(1, 2**31 - 1), counters=listed(integer(), SLOTS), env_ids=ids)
+        form = dict(max_sz=integer(1, 2**31 - 1), base=integer(), counters=listed(integer(), SLOTS))
+        form['env_ids'] = ids
         saved = checked(self.who, form, state, more=True)
         e = len(saved['env_ids'])
         inserted, oldest = saved['counters'][:2]
         n = inserted - oldest
-        if not 0 <= n <= self.max_sz:
+        if not 0 <= n <= self.max_sz or oldest < saved['base']:
             self._refuse_saved(f'keys {oldest} to {inserted - 1} for max_sz={self.max_sz}')
         form |= dict(
             last=array(np.int32, e, 3), last_key=array(np.int64, e, low=-1, high=inserted - 1)
@@ -299,19 +304,31 @@ class Links:
     def load_state_dict(
         self,
         state: dict,  # as it was saved
+        base: int,  # the first key here
         rows=True,  # does it hold the links, too? If not, they lie here already, and stay as they are
     ):
         "Become the links that were saved; these must be new"
         saved = self._checked(state, rows)
-        (inserted, oldest), counters = saved['counters'][:2], np.array(saved['counters'])
-        slots = np.arange(oldest, inserted) % self.ring
         envs = Environments(len(saved['env_ids']))
-        for name in _BY_SLOT if rows else ():
-            getattr(self, name)[slots] = saved[name]
         envs.admit(saved['env_ids'])
         envs.last[: len(envs)] = saved['last']
-        counters[OLDEST] = min(inserted, max(oldest, self.place.oldest_whole()))
-        self._use(counters, envs, grown(saved['last_key'].copy(), len(envs.last), -1))
+        self._use(saved['counters'], envs, grown(saved['last_key'].copy(), len(envs.last), -1))
+        self.move(base - saved['base'])
+        for name in _BY_SLOT if rows else ():
+            getattr(self, name)[self.keys % self.ring] = saved[name]
+
+    def move(self, by: int):
+        "Make all keys larger; where rows are there, by a multiple of the slots"
+        numbers, _, last_key = self.tables
+        numbers[[INSERTED, OLDEST]] += by
+        last_key[last_key >= 0] += by
+
+    def forget_before(self, key) -> int:  # how many rows
+        "Rows before this one have been overwritten"
+        numbers = self.tables.numbers
+        oldest = self.oldest
+        numbers[OLDEST] = min(self.inserted, max(oldest, key))
+        return self.oldest - oldest
 
     def _without_next(self, keys, inserted):
         "Those of these keys that have no next row; links that lead beyond the last row are cut"
@@ -374,7 +391,7 @@ _u = np.uint64  # unsigned places spare kernels a test for negative ones
 @njit
 def acceptable(numbers, plan, address, n):
     "Can these rows be taken as they are: may so many be written, are all environments known, and is there no NaN?"
-    if numbers[INSERTED] + n > longs_at(numbers[UNTIL], 1)[0]:
+    if longs_at(numbers[COUNTERS], 2)[COMMITTED] + n > longs_at(numbers[UNTIL], 1)[0]:
         return False
     size = plan[SIZE]
     env_at = plan[ENV]
@@ -417,7 +434,7 @@ def link_rows(numbers, plan, address, n):
         slot = slot + 1 if slot + 1 < max_sz else 0
     numbers[OLDEST] = max(numbers[OLDEST], inserted + n - numbers[WINDOW])
     numbers[INSERTED] = inserted + n
-    longs_at(numbers[COUNTERS], 2)[COMMITTED] = inserted + n
+    longs_at(numbers[COUNTERS], 2)[COMMITTED] += n
 
 # %% ../../nbs/memory/links.ipynb #aba746d6
 @njit

@@ -24,7 +24,8 @@ def allocate(
     "Make a file for which the disk has room; a kill leaves no part of it"
     new = path.with_name(f'.{path.name}')
     try:
-        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        new.unlink(missing_ok=True)  # of a writer that was killed; or somebody else's link
+        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             if not nbytes:
                 return

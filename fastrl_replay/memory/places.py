@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RESERVED', 'COMMITTED', 'FLOOR', 'TOLD', 'AGE_SUM', 'AGE_MAX', 'FLUSHED', 'LIMIT', 'REWINDS', 'OF_STORE',
-           'N_COUNTERS', 'AGES', 'STORE_END', 'EVER', 'SHOWN', 'aligned', 'in_parts', 'runs', 'Declared', 'Place',
-           'Counted', 'MainMemory']
+           'N_COUNTERS', 'AGES', 'STORE_END', 'CHECK', 'EVER', 'SHOWN', 'aligned', 'in_parts', 'runs', 'Declared',
+           'Place', 'Counted', 'MainMemory']
 
 # %% ../../nbs/memory/places.ipynb #125a957a
 from typing import NamedTuple
@@ -52,6 +52,7 @@ N_COUNTERS = 64
 AGES = slice(AGE_SUM, AGE_MAX + 1)
 # a store's are those from `OF_STORE` to the first of these
 STORE_END = 60
+CHECK = 61
 EVER = 62
 SHOWN = 63
 
@@ -87,8 +88,10 @@ class Place:
         self.ring = 0
         self.arrays = {}
         self.counters = aligned(N_COUNTERS, np.int64, 0)
-        # rows up to this key kernels may write without asking; -1: nothing
+        # how many rows kernels may write without asking, counted as the counters do; -1: none
         self.until = np.full(1, 2**62)
+        # a key is this plus the row's number in the counters; a multiple of `ring`
+        self.base = 0
 
     def new(self, name: str, shape, dtype, fill=None, by=None, own=False) -> np.ndarray:
         raise NotImplementedError
@@ -127,24 +130,37 @@ class Counted(Place):
     def intend(self, end: int):
         "Rows up to this key are about to be written"
         self.allow(end)
-        if end > self.counters.item(RESERVED):
-            self.counters[RESERVED] = end
+        self.counters[RESERVED] = max(self.counters.item(RESERVED), end - self.base)
 
     def oldest_whole(self) -> int:
         "Rows before this one may have been overwritten"
-        return max(self.counters.item(FLOOR), self.counters.item(RESERVED) - self.ring)
+        c = self.counters
+        return self.base + max(c.item(FLOOR), c.item(RESERVED) - self.ring)
 
     def span(self, window: int) -> tuple:  # the next key, and the oldest that is there
         "What is there now, of a memory that keeps so many rows"
         # first: rows that come meanwhile are reserved before they count
-        end = self.counters.item(COMMITTED)
-        return end, min(end, max(end - window, self.oldest_whole(), self.counters.item(SHOWN)))
+        end = self.base + self.counters.item(COMMITTED)
+        shown = self.base + self.counters.item(SHOWN)
+        return end, min(end, max(end - window, self.oldest_whole(), shown))
+
+    @property
+    def told_to(self) -> int:
+        "Up to this key, the priorities that are kept here are those of the rows"
+        return self.base + self.counters.item(TOLD)
+
+    @told_to.setter
+    def told_to(self, key):
+        self.counters[TOLD] = key - self.base
 
     def rewind(self, end: int, floor: int = 0):
         "Rows from this key on don't count any more, nor do those before `floor`"
         c = self.counters
-        c[SHOWN] = floor  # first: after a kill, more rows count, and not fewer
-        c[COMMITTED], c[TOLD], c[FLOOR] = end, min(c.item(TOLD), end), min(self.oldest_whole(), end)
+        whole = self.oldest_whole() - self.base
+        end -= self.base
+        # first: after a kill, more rows count, and not fewer
+        c[SHOWN] = max(floor - self.base, 0)
+        c[COMMITTED], c[TOLD], c[FLOOR] = end, min(c.item(TOLD), end), min(whole, end)
         # what was overwritten lies before `FLOOR`, so rows that come now are whole
         c[RESERVED] = end
         c[REWINDS] += 1  # after it: who looks at this counter first sees the new ones

@@ -18,7 +18,7 @@ from fastrl_replay.steps.errors import (
     whole,
 )
 from .draws import throw_darts
-from .places import EVER, TOLD
+from .places import EVER
 from .ranktree import RankTree
 from .samplers import SAMPLERS, Sampler
 from .sumtree import LARGEST, SumTree, find_mass
@@ -140,7 +140,7 @@ class _Prioritized(Sampler):
             self._write_down(np.arange(come, end))
         vars(self).update(first=oldest, end=end)  # in one call, which no interrupt divides
         if self._file is not None and self.place.holds:
-            self.place.counters[TOLD] = end
+            self.place.told_to = end
 
     def _of_ever(self) -> float:  # -1: new keys don't get the largest priority ever
         self._note_largest()
@@ -347,14 +347,14 @@ class _Prioritized(Sampler):
         if file is None or not place.holds:
             return
         if place.meta.get('priorities') != self.kind:
-            place.counters[TOLD] = 0  # those of another kind
+            place.told_to = place.base  # those of another kind
             place.say(priorities=self.kind)
         self._file, place.counters.view(np.float64)[EVER] = file, self.largest_ever
         here = np.arange(self.first, self.end) if self._there is None else self._taken()
         if len(here):
             self._write_down(here)
         if self._there is None:
-            place.counters[TOLD] = self.end
+            place.told_to = self.end
         else:
             file[np.setdiff1d(np.flatnonzero(file), self.key_of(here) % len(file))] = (
                 0  # of what is gone
@@ -450,9 +450,11 @@ class Proportional(_Prioritized, named='proportional'):
             raise AttributeError('it is kept with least=True only')
         return self.tree.smallest / self.tree.total if self.tree.total else 1 / max(len(self), 1)
 
+    total = property(lambda self: self.tree.total, doc='The sum of all priorities')
+
     @property
     def mass(self):
-        "The sum of all priorities, and how many keys there are where they are all 0"
+        "The same, or how many keys there are where they are all 0"
         return self.tree.total or float(max(len(self), 1))
 
     def _hit(self, n, mass):
@@ -486,6 +488,9 @@ def _ranks(ends, n, darts, ranks):
         ranks[_u(i)] += 1
 
 # %% ../../nbs/memory/priorities.ipynb #7f56ec9f
+_TINY = np.finfo(np.float64).tiny
+
+
 class Ranked(_Prioritized, named='rank'):
     "A key is as likely as 1/rank**alpha, where the largest |td| has rank 1"
 
@@ -517,8 +522,8 @@ class Ranked(_Prioritized, named='rank'):
         doc='The sum of 1/rank**alpha',
     )
     least = property(
-        lambda self: max(len(self.tree), 1) ** -float(self.alpha) / self.mass,
-        doc='The smallest probability of a key',
+        lambda self: max(max(len(self.tree), 1) ** -float(self.alpha) / self.mass, _TINY),
+        doc='The smallest probability of a key, or the smallest number, by which weights are divided',
     )
 
     def _hit(self, n, mass):

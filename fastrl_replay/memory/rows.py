@@ -24,7 +24,7 @@ from ..envs.episodes import ENV, SIZE, RowLayout
 from ..envs.nans import NaNSearch, first_nan, has_nan
 from ..steps.machine import device_of
 from ..steps.recycled import batch_bytes
-from .places import RESERVED, MainMemory, Place
+from .places import COMMITTED, RESERVED, MainMemory, Place
 from .directory import Directory, check_path
 from .on_device import Device, DeviceRows, stamp_tensor
 from fastrl_replay.memory.links import (
@@ -509,7 +509,7 @@ def _add_rows(numbers, plan, env_id):
     first = min(stay, max_sz - slot)
     src = address + (n - stay) * size
     counters = longs_at(numbers[COUNTERS], 2)
-    counters[RESERVED] = max(counters[RESERVED], inserted + n)
+    counters[RESERVED] = max(counters[RESERVED], counters[COMMITTED] + n)
     memmove(plan[_ROWS] + slot * size, src, first * size)
     memmove(plan[_ROWS], src + first * size, (stay - first) * size)
     link_rows(numbers, plan, address, n)

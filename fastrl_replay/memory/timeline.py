@@ -6,10 +6,11 @@
 __all__ = ['Timeline']
 
 # %% ../../nbs/memory/timeline.ipynb #6ab0d964
+import math
 import warnings
 from functools import partial
 import numpy as np, torch
-from ..steps.core import Steps, main_rows
+from ..steps.core import Steps, column_of_rows, main_rows
 from fastrl_replay.steps.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -23,10 +24,10 @@ from fastrl_replay.steps.errors import (
 )
 from ..steps.row_dtypes import dtype_spec, extend_dtype, saved_dtype
 from ..look.memory_page import Inspectable
-from ..envs.episodes import BlockGate, RowLayout, refuse_nan
+from ..envs.episodes import BlockGate, RowLayout, refuse_nan, standing_dtype
 from ..envs.numbering import Environments
 from ..steps.machine import size_text
-from .places import AGES, REWINDS, SHOWN
+from .places import AGES, REWINDS, SHOWN, in_parts
 from .frames import suggested
 from fastrl_replay.memory.links import (
     AGE_MAX,
@@ -58,6 +59,8 @@ class Timeline(Inspectable):
         check=None,  # (dtype) → raises where the owner has no use for such rows
         instead_of=None,  # an older timeline whose place this one will take; they share what it has open on disk
         counted: bool = False,  # must `step_n` count, because the owner draws along episodes?
+        after=None,  # an older timeline, whose keys this one does not give out again
+        align: int = 1,  # keys that are not given out again are passed over in multiples of this and of the slots
     ):
         self.max_sz = whole(who, 'max_sz', max_sz, 1, 2**31 - 1)
         self.who = who
@@ -70,6 +73,10 @@ class Timeline(Inspectable):
         self._older = instead_of if instead_of is not None and instead_of.is_open else None
         if self._older is None:
             self.store.check_place(who)
+        self._align = align
+        self.moved = 0  # how much larger keys are than in the state that was loaded
+        self._below = 0 if after is None else after.given
+        self._stood = None if after is None else after._stands
         self._begin()
 
     dtype = property(
@@ -80,7 +87,8 @@ class Timeline(Inspectable):
         lambda self: self._parts,
         doc='Links, store, what batches look like; None before the first row',
     )
-    inserted = property(lambda self: self.span[0], doc='How many rows have come: the next key')
+    inserted = property(lambda self: self.span[0], doc='The next key')
+    added = property(lambda self: self.inserted - self.base, doc='How many rows have come')
     oldest = property(lambda self: self.span[1], doc='The oldest key that is still there')
     keys = property(lambda self: np.arange(*self.span[::-1]), doc='All valid keys, oldest first')
     nbytes = property(
@@ -91,6 +99,35 @@ class Timeline(Inspectable):
     def __len__(self):
         end, oldest = self.span
         return end - oldest
+
+    @property
+    def base(self) -> int:
+        "The first key; keys that were given out before `clear` or `load_state_dict` are smaller"
+        self._parts  # it is open from now on
+        waits = self._unsettled is not None and not self.reads_only
+        return self._unsettled[3] if waits else self.place.base
+
+    @property
+    def lost(self) -> int:
+        "The newest key whose row is gone; -1: all rows that came are there"
+        return self.oldest - 1 if self.oldest > self.base else -1
+
+    @property
+    def given(self) -> int:
+        "Keys from this one on have not been given out"
+        return self._parts[0].inserted if self._gave and self._parts else self._below
+
+    @property
+    def _stands(self):
+        "Which memory this is on disk, how often it went back, and the base of its keys"
+        if self.place is None or not self.place.meta:
+            return self._stood
+        return self.place.meta['id'], self.place.counters.item(REWINDS), self.place.base
+
+    def _next_base(self, place) -> int:
+        "The first multiple of the slots above all keys that were given out"
+        step = math.lcm(place.ring or self.max_sz + self.store.spare, self._align)
+        return -(-self._below // step) * step
 
     def _begin(self):
         "As before the first row; a memory on disk is opened when it is first asked for something"
@@ -109,9 +146,11 @@ class Timeline(Inspectable):
         self._unsettled = None  # what a state that was loaded changes, when it counts
         # None: not opened so far
         self.place = None if self.store.folder else self.store.new_place(self.who)
+        self._gave = False  # were keys given out since it was made, cleared or loaded?
         # links, store, what batches and windows look like
         if self.place is not None:
             self._parts = None
+            self.place.base = self._next_base(self.place)
         else:
             vars(self).pop('_parts', None)
 
@@ -125,6 +164,7 @@ class Timeline(Inspectable):
                 'one in main memory',
                 'remove the directory when it is closed',
             )
+        self._below = self.given
         self._begin()
 
     @property
@@ -136,7 +176,7 @@ class Timeline(Inspectable):
     def span(self) -> tuple:
         "The next key, and the oldest that is there"
         if not self._parts:
-            return 0, 0
+            return self.place.base, self.place.base
         if self.reads_only:
             self._follow()
         numbers = self._parts[0].tables.numbers
@@ -150,7 +190,12 @@ class Timeline(Inspectable):
     def _follow(self):
         "See what the process has done that writes"
         self.place.check_there()
-        self.rewinds = self.place.counters.item(REWINDS)
+        rewinds = self.place.counters.item(REWINDS)
+        if rewinds != self.rewinds and self.given:
+            self._below = self.given
+            self._gave = False
+            self.place.base = self._next_base(self.place)
+        self.rewinds = rewinds
         self._parts[0].stand_at(self.place.span(self.max_sz))
         self._parts[1].follow()  # after it: what these rows need has come by now
 
@@ -178,50 +223,28 @@ class Timeline(Inspectable):
         "Numbers of environments under way, but for those that have been silent for long"
         return self._parts[0].going_on if self._parts else np.zeros(0, np.int64)
 
-    def stands_at(
-        self,
-        env_ids: list,  # of environments
-    ) -> dict:  # by env_id: episode, steps made in it, is it over?, their rewards, the state after them (None: gone)
-        "Where environments stand after their last rows; of those that are not known, nothing"
-        if not self._parts:
-            return {}
-        _, envs, last_key = self._parts[0].tables
-        known = {e: i for i, e in enumerate(envs.ids.tolist()) if e in {*env_ids}}
-        stands = {
-            e: (*envs.last[i, :2].tolist(), int(not envs.last[i, 2]), 0.0, None)
-            for e, i in known.items()
-        }
-        keys = self._last_of([e for e in env_ids if e not in known]) | {
-            e: last_key[i] for e, i in known.items()
-        }
-        keys = {e: key for e, key in keys.items() if self.valid(key)}
-        rows = self.take([*keys.values()]).to('cpu').rows
-        total, after = (
-            rows[n] if n in rows.dtype.names else None for n in ('total_reward', 'next_state')
-        )
-        ended = self._episodes_of([e for e in env_ids if e not in known and e not in keys])
-        stands |= {e: (n, 0, 1, 0.0, None) for e, n in ended.items()}
-        for i, (env, row) in enumerate(zip(keys, rows)):
-            stands[env] = (
-                int(row['episode_n']),
-                int(row['step_n']),
-                int(row['terminated'] or row['truncated']),
-                0.0 if total is None else float(total[i]),
-                None if after is None else after[i : i + 1],
-            )
-        return stands
-
-    def _last_of(self, env_ids) -> dict:  # by env_id
-        "The newest rows of environments, by one look at all rows; a checkpoint names those in the midst of an episode only"
-        if not env_ids:
-            return {}
+    def stands(self) -> np.ndarray:  # of `standing_dtype`
+        "Return where each environment stands; a new episode begins if its last row is gone"
+        if not self._parts or not {'total_reward', 'next_state'} <= {*self.dtype.names}:
+            return np.zeros(0, standing_dtype(NO_ROWS))
         (line, store, _), (end, oldest) = self._parts, self.span
+        _, envs, _ = line.tables
+        episodes = {int(e): n for e, n in (self.place.meta or {}).get('episodes', {}).items()}
+        episodes |= {e: n for e, n in zip(envs.ids.tolist(), envs.last[:, 0].tolist()) if e >= 0}
         keys = np.arange(oldest, end)
         keys = keys[line.link[keys % line.ring] == 0]  # no row of its episode comes after
-        envs = np.asarray(store.some_columns(keys % line.ring, ('env_id',))['env_id'])
-        found = np.isin(envs, env_ids)
-        # of one environment the last counts
-        return dict(zip(envs[found].tolist(), keys[found].tolist()))
+        found = np.asarray(store.some_columns(keys % line.ring, ('env_id',))['env_id'])
+        last = dict(zip(found.tolist(), keys.tolist()))
+        gone = {e: n for e, n in episodes.items() if e not in last}
+        stands = np.zeros(len(last) + len(gone), standing_dtype(self.dtype))
+        stands['env_id'] = [*last, *gone]
+        stands['counts'][len(last) :, 0] = np.array([*gone.values()]) + 1
+        rows = self.take([*last.values()]).to('cpu').rows
+        here, ended = stands[: len(last)], rows['terminated'] | rows['truncated']
+        here['key'], here['next_state'] = [*last.values()], rows['next_state']
+        counts = rows['episode_n'], rows['step_n'], ended, rows['total_reward']
+        here['counts'][:, :4] = np.stack(counts, 1)
+        return stands
 
     def _note_episodes(self):
         "Note the last episodes of environments whose rows are all gone, for who opens the memory again"
@@ -235,11 +258,6 @@ class Timeline(Inspectable):
             zip(map(str, envs.ids[gone].tolist()), envs.last[gone, 0].tolist())
         )
         self.place.say(episodes=dict([*noted.items()][-_MOST_ENVS:]))
-
-    def _episodes_of(self, env_ids) -> dict:  # by env_id
-        "Their last episodes, as they were noted; which of their steps was the last is not known, so the next ones begin"
-        noted = (self.place.meta or {}).get('episodes', {})
-        return {e: noted[f'{e}'] for e in env_ids if f'{e}' in noted}
 
     def _open(self, dtype, place=None):
         "Links and a store for such rows in an empty place, and what batches and windows of them look like"
@@ -325,6 +343,7 @@ class Timeline(Inspectable):
             raise BlockError(self.who, 'rows that passed the check', remedy='report this')
         self._gate.accept(rows, layout)
         self._parts = parts
+        self._gave = True
         self._same = self._gate.same
         return np.arange(first, first + len(rows))
 
@@ -346,8 +365,8 @@ class Timeline(Inspectable):
         keys = self._valid_keys(keys)
         line, store, _ = self._parts
         out = store.empty(keys.size, store.dtype.itemsize)
-        store.gather(line.slots(keys), out)
-        self.were_there(keys)
+        slots = line.slots(keys)
+        self._gather(store, keys, slots, out)
         return as_steps(out, store.dtype, keys.shape)
 
     def _valid_keys(self, keys):
@@ -374,32 +393,44 @@ class Timeline(Inspectable):
     ) -> Steps:  # with `index` and `weight`
         "The rows with these keys as a batch; counted as drawn"
         line, store, shapes = self._parts or self._valid_keys(keys)
-        batch = (store.packed_batch if packed else store.batch)(line, keys, weights, shapes.batch)
+        self._gave = True
+        try:
+            batch = (store.packed_batch if packed else store.batch)(
+                line, keys, weights, shapes.batch
+            )
+        except StaleKey as e:
+            raise self._unread(keys, e) from None
         self.were_there(keys)
         return batch
 
     def count(self, keys):
         "These rows were drawn, by whatever made a batch of them"
+        self._gave = True
         count_drawn(self._parts[0].tables.numbers, keys)
-
-    def grid(
-        self,
-        keys: np.ndarray,  # [n, m], int64; -1: no row
-    ) -> Steps:  # of the same shape, with `mask`
-        "The rows with these keys; zeros and a false `mask` where there is none"
-        there = keys >= 0
-        slots = np.full(keys.shape, -1)
-        slots[there] = self._parts[0].slots(self._valid_keys(keys[there]))
-        return self._masked(keys[there], slots)
 
     def _masked(self, keys, slots):
         "What lies in a grid of slots; the rows with these keys must still be there"
         _, store, shapes = self._parts
         dtype = shapes.window
         out = store.empty(slots.size, dtype.itemsize)
-        store.gather(slots, out, dtype.fields['mask'][1])
-        self.were_there(keys)
+        self._gather(store, keys, slots, out, dtype.fields['mask'][1])
         return as_steps(out, dtype, slots.shape)
+
+    def _gather(self, store, keys, *args):
+        try:
+            store.gather(*args)
+        except StaleKey as e:
+            raise self._unread(keys, e) from None
+        self.were_there(keys)
+
+    def _unread(self, keys, e):
+        "The error if rows can't be read: they were overwritten, or what they refer to is damaged"
+        if not self.reads_only or not self.valid(keys).all():
+            return e
+        self.were_there(keys)
+        return StateError(
+            self.who, f'{self.place.path} is damaged', 'rows whose frames are missing'
+        )
 
     def windows(
         self,
@@ -459,11 +490,19 @@ class Timeline(Inspectable):
         # of rows that were drawn, wherever they are by now
         if isinstance(i, Places):
             return self.take(i)
-        return (
-            self[:][i]
-            if isinstance(i, str)
-            else self.take(self.keys[i.numpy() if isinstance(i, torch.Tensor) else i])
-        )
+        if isinstance(i, str):
+            return self._column(i)
+        return self.take(self.keys[i.numpy() if isinstance(i, torch.Tensor) else i])
+
+    def _column(self, name):
+        "A column of all rows; where the store has it apart from frames, nothing else is read"
+        keys = self.keys
+        found = {}
+        if self._parts and self.store.device is None:
+            line, store, _ = self._parts
+            found = store.some_columns(keys % line.ring, (name,))
+            self.were_there(keys)
+        return column_of_rows(found[name]) if name in found else self[:][name]
 
     def __iter__(self):
         "One-row `Steps`, oldest first"
@@ -533,7 +572,7 @@ class Timeline(Inspectable):
         if state['dtype'] is None:
             return
         inserted, oldest = checked(
-            self.who, dict(counters=listed(integer(), 4)), state['links'], more=True
+            self.who, dict(base=integer(), counters=listed(integer(), 4)), state['links'], more=True
         )['counters'][:2]
         if inserted - oldest > self.max_sz:
             raise StateError(
@@ -560,43 +599,83 @@ class Timeline(Inspectable):
         if self._older is not None:
             self.place = self._older.place
             self._parts = self._older._parts
+            self.rewinds = self._older.rewinds
         else:
             self._parts  # it is open from now on
+            self._below = self.given
         self.place.claim()
         if refers:
             self._stand_where(state)
         else:
             self._take_rows(state)
+        self._older = None
+        self._gave = self._below > 0
 
     def _take_rows(self, state):
         "Rows from a state that holds them, into a place that is empty"
+        older = self._parts
         place = self.place.emptied()
         if state['dtype'] is None:
+            place.base = self._next_base(place)
             self._gate.layout = None
             return vars(self).update(place=place, _parts=None, _same=None, _unsettled=None)
         parts = line, store, _ = self._open(state['dtype'], place)
-        line.load_state_dict(state['links'])
-        place.intend(line.inserted)
+        base = state['links']['base']
+        place.base = 0 if place.lasts and base % line.ring else base
+        line.load_state_dict(state['links'], place.base)
         store.load_state_dict(line.keys % line.ring, state['store'])
-        self._use(parts, place, (line.inserted, line.oldest, 0))
+        if self._below and not self._are_those(parts, older):
+            line.move(self._next_base(place))
+            place.base += self._next_base(place)
+        place.intend(line.inserted)
+        self.moved = place.base - base
+        self._use(parts, place, (line.inserted, line.oldest, 0, place.base))
+
+    def _are_those(self, new, older) -> bool:
+        "Have all keys that were given out the same rows as before, so that no key needs to be larger?"
+        line, store, _ = new
+        if line.oldest >= self._below:
+            return True
+        if not older or older[1].dtype != store.dtype or older[0].inserted > line.inserted:
+            return False
+        if older[0].oldest > line.oldest:
+            return False
+
+        def rows(part, keys):
+            found = part[1].bytes_of(keys % part[0].ring)
+            return as_steps(found, store.dtype, keys.shape)
+
+        parts = in_parts(line.oldest, older[0].inserted, 256)
+        return all(rows(new, keys) == rows(older, keys) for keys in parts)
 
     def _stand_where(self, state):
         "Stand at the row where a state was saved that refers to this place"
         place = self.place
         store = self._parts and self._parts[1]
         empty = state['dtype'] is None
-        place.check_refers(
-            state['store'], 0 if empty else state['links']['counters'][0], type(self.store).__name__
-        )
+        links = dict(base=0, counters=[0, 0]) if empty else state['links']
+        base = links['base']
+        place.check_refers(state['store'], links['counters'][0] - base, type(self.store).__name__)
         if empty:
-            nothing = (0, 0, 0) if place.meta else None
+            first = self._next_base(place)
+            nothing = (first, first, 0, first) if place.meta else None
             return vars(self).update(_parts=None, _same=None, _left=store, _unsettled=nothing)
         if state['dtype'] != saved_dtype(place.meta['columns']):
             raise StateError(self.who, 'a saved memory of other columns')
         line = Links(store.dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
-        line.load_state_dict(state['links'], rows=False)
-        missing = line.oldest - state['links']['counters'][1]
-        self._use((line, *self._parts[1:]), place, (line.inserted, line.oldest, missing))
+        line.load_state_dict(links, place.base, rows=False)
+        goes_back = line.inserted < place.span(self.max_sz)[0]
+        missing = line.forget_before(place.oldest_whole())
+        new = place.base
+        if self._below and goes_back:
+            new = self._next_base(place)
+        elif not self._below and base % line.ring == 0:
+            new = base
+        if self.reads_only:
+            new = place.base
+        line.move(new - place.base)
+        self.moved = new - base
+        self._use((line, *self._parts[1:]), place, (line.inserted, line.oldest, missing, new))
 
     def _use(self, parts, place, unsettled=None):
         "From now on these are its links, its store, and what its batches look like"
@@ -607,7 +686,8 @@ class Timeline(Inspectable):
         "What was prepared counts from now on"
         if self._unsettled is None or self.reads_only:
             return
-        (end, floor, missing), place = self._unsettled, self.place
+        place = self.place
+        end, floor, missing, place.base = self._unsettled
         self._go_back(end, floor)
         self._unsettled = None  # now: after an interrupt it is done once more
         if missing:
@@ -621,7 +701,7 @@ class Timeline(Inspectable):
         "Let the place end where the state was saved"
         place = self.place
         place.rewind(end, floor if floor > max(end - self.max_sz, place.oldest_whole()) else 0)
-        if end:
+        if end > place.base:
             return self._parts[0].cut()
         if self._left is not None:
             self._left.close()
@@ -647,6 +727,8 @@ class Timeline(Inspectable):
         place = self.place = self.place or self.store.new_place(self.who)
         try:
             self._parts = self._continued() if place.meta else None
+            if not place.meta:
+                place.base = self._next_base(place)
         except BaseException:
             self.place = None
             place.leave()
@@ -658,6 +740,10 @@ class Timeline(Inspectable):
         place = self.place
         dtype = self._check_meta(self.place.meta)
         self._fit(dtype)
+        *same, base = self._stood or (None, None, 0)
+        self.rewinds = place.counters.item(REWINDS)
+        goes_on = same == [place.meta['id'], self.rewinds]
+        place.base = base if goes_on else self._next_base(place)
         parts = line, store, _ = self._parts_in(place, dtype)
         store.reopen()
         line.stand_at(place.span(self.max_sz))

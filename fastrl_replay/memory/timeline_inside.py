@@ -12,7 +12,7 @@ from ..steps.errors import StaleKey
 from ..steps.row_dtypes import parts_of, step_dtype
 from ..look.inside import by_priority, rows_and_episodes
 from ..look.remarks import checked_in, remarks_on
-from .places import AGES, REWINDS, TOLD
+from .places import AGES, REWINDS
 
 # %% ../../nbs/memory/timeline_inside.ipynb #f616fb58
 # bytes of rows that may be read for their small columns, where they are not in main memory
@@ -66,7 +66,7 @@ def draw_inside(
     file = place.beside('priorities', np.float64) if timeline.parts else None
     if file is None:
         return None
-    told = place.counters.item(TOLD)
+    told = place.told_to
     kind = place.meta.get('priorities')
     here = key[key < told]
     p = file[here % place.ring]
@@ -132,7 +132,10 @@ def timeline_inside(
     columns = [dict(name=n, dtype=str(d.base), shape=list(d.shape)) for n, d, _ in columns]
     ages = timeline.ages if timeline.ages[0] else place.counters[AGES]
     numbers = dict(
-        inserted=end, evicted=end - len(key), fill=len(key) / timeline.max_sz, age_max=int(ages[1])
+        inserted=end - timeline.base,
+        evicted=end - timeline.base - len(key),
+        fill=len(key) / timeline.max_sz,
+        age_max=int(ages[1]),
     )
     unit = 'sequences' if draw and draw['length'] is None else 'rows'
     seen = dict(

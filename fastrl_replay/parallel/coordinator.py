@@ -25,7 +25,7 @@ from fastrl_replay.steps.errors import (
     problem,
     whole,
 )
-from ..steps.files import write_whole
+from ..steps.files import open_plain, write_whole
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f0007
 class RateLimiter:
@@ -66,12 +66,13 @@ _LOG = np.dtype([*((k, '<i8') for k in _COUNTS), ('adds', _ADD, 1024)])
 
 def _open_log(path, new):
     "The log in this file, made from `new` where there is none"
-    if not path.exists():
+    if not os.path.lexists(path):
         write_whole(path, new.tobytes())
-    size = path.stat().st_size
-    if size != _LOG.itemsize:
-        raise StateError('serve', f'{path} is damaged', f'{size} bytes', _LOG.itemsize)
-    log = np.memmap(path, _LOG, 'r+')
+    with open_plain(path, None, 'serve', os.O_RDWR) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != _LOG.itemsize:
+            raise StateError('serve', f'{path} is damaged', f'{size} bytes', _LOG.itemsize)
+        log = np.memmap(file, _LOG, 'r+')
     counts = [int(log[k][0]) for k in _COUNTS]
     if counts[0] != new['version'][0] or min(counts) < 0:
         raise StateError('serve', f'{path} is damaged, or of another version')
@@ -495,6 +496,8 @@ class Coordinator:
             parts = self.rng.multivariate_hypergeometric(drawable, n)
         else:
             mass = np.array([status['mass'] for status in self.statuses])
+            # where all priorities are 0, all keys are alike
+            mass = mass if mass.any() else drawable
             parts = self.rng.multinomial(n, mass / mass.sum())
         return [(i, int(k)) for i, k in enumerate(parts) if k]
 

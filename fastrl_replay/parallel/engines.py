@@ -79,16 +79,9 @@ class Weights:
         self,
         tensors,  # in the order of their numbers
         copies: int,  # how many there are to fill
-        dtype: str = None,  # as what float32 parameters travel, such as 'bfloat16'; None: as they are
     ):
-        half = getattr(torch, dtype or 'float32')
-
-        def travels(t, param):
-            return half if param and t.dtype == torch.float32 else t.dtype
-
-        params = [isinstance(t, nn.Parameter) for t in tensors]
         self.kinds = [
-            (travels(t, p), t.shape, t.dtype, t.requires_grad, p) for t, p in zip(tensors, params)
+            (t.dtype, t.shape, t.requires_grad, isinstance(t, nn.Parameter)) for t in tensors
         ]
         sizes = [
             8 * len(tensors),
@@ -150,10 +143,7 @@ class Weights:
         def copy(t, grad, param):
             return nn.Parameter(t, grad) if param else t.requires_grad_(grad)
 
-        return [
-            copy(t.to(dtype, copy=True), *kind)
-            for t, (_, _, dtype, *kind) in zip(self[i], self.kinds)
-        ]
+        return [copy(t.clone(), *kind) for t, (_, _, *kind) in zip(self[i], self.kinds)]
 
     @torch.no_grad()
     def refresh(
@@ -403,16 +393,12 @@ class Worker:
         # has anything come of it so far? The weights that it begins with
         self.begun = False
         self.copy = None
-        self.left = False  # was it ended by `resize`? What it gave is still handed on
         self.told = []  # feedback that goes with the next request
         # what its replay said of the last batch handed on; each replay's last key
         self.facts = None
         self.newest = []
         # items handed on; how many others were, since the last one was asked for
         self.given = self.lag = 0
-        # how many chunks it should have given by now, and has not; its share of them
-        self.due = 0.0
-        self.share = 1.0
         # of memories that ended with a worker
         self.past = dict.fromkeys(('lost', 'stale', 'inserted', 'counted'), 0)
         # rows on disk, and all that were ever added there, as a worker that failed had them

@@ -234,15 +234,14 @@ class Prefetch(Holding):
         for draw in self._drawn:
             draw.exception()
         self._drawn.clear()
+        now = getattr(self.source, 'keys_now', lambda keys: keys)
         for d in state['drawn']:
             batch = d['batch']
+            index = batch['index'].numpy()
+            index[...] = now(index)
             set_replay(batch, self.source)
-            item = (
-                (batch, *(Places(p['keys'], p['oldest']) for p in d['places']))
-                if d['places']
-                else batch
-            )
-            self._drawn.append(_Draw(item=item))
+            places = [Places(now(p['keys']), now(p['oldest'])) for p in d['places']]
+            self._drawn.append(_Draw(item=(batch, *places) if places else batch))
         self._stand(state['over'])
 
 # %% ../../nbs/parallel/prefetch.ipynb #7d28911b

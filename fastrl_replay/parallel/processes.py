@@ -278,9 +278,6 @@ class _Worker(Worker):
     def alive(self):
         return self.process.is_alive()
 
-    def kill(self):
-        self.process.kill()
-
     def stopped(self):  # by a signal, such as SIGSTOP, where the system says so
         try:
             return Path(f'/proc/{self.process.pid}/stat').read_text().rpartition(') ')[2][:1] in (
@@ -361,8 +358,8 @@ class Processes:
         self.patience = number('Processes', 'patience', patience)
         self.method = choice('Parallel', 'method', method, (None, *mp.get_all_start_methods()))
 
-    def weights(self, tensors, copies, *dtype):
-        return _Shared(tensors, copies, *dtype)
+    def weights(self, tensors, copies):
+        return _Shared(tensors, copies)
 
     def worker(self, info, *args):
         # its threads can't be forked

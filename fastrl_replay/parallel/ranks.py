@@ -6,7 +6,7 @@
 __all__ = ['Alone', 'RankError', 'Ranks', 'launched', 'Rounds', 'RankWeights']
 
 # %% ../../nbs/parallel/ranks.ipynb #4251e1cd
-import json, os, re, signal, socket, threading, time, warnings
+import inspect, json, os, re, signal, socket, threading, time, warnings
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import reduce
@@ -17,7 +17,6 @@ from torch import distributed as dist
 from .engines import batches_in
 from .prefetch import Prefetch
 from ..pipe import Pipe, WorkerInfo, as_worker, upstream
-from ..replay.moments import Moments
 from ..replay.replay import Replay
 from ..stages.journal import Collected, Gather
 from ..steps.batches import each_of
@@ -90,10 +89,7 @@ class Alone:
             else []
         )
         self._compare(
-            dict(rows=rows, max_steps=max_steps, max_episodes=max_episodes),
-            replay,
-            nets,
-            type(pipe).__name__,
+            dict(rows=rows, max_steps=max_steps, max_episodes=max_episodes), replay, nets, pipe
         )
         _tell(pipe, WorkerInfo(self.rank, self.size))
         replay.ranks = self
@@ -114,20 +110,21 @@ class Alone:
             )
         return pipe
 
-    def _compare(self, mine, replay, nets, last):
-        "Raise in each rank, where settings that must be the same are not"
+    def _compare(self, mine, replay, nets, pipe):
+        "Raise in each rank if settings that must be the same are not"
         tensors = [t for net in nets for t in (*net.parameters(), *net.buffers())]
         mine |= dict(
-            chain=f'{type(replay).__name__} … {last}',
+            chain=f'{type(replay).__name__} … {type(pipe).__name__}',
             ratio=str(replay.ratio),
             first_batch=max(replay.needed(replay.bs), replay.warmup or 0),
             weights=bool(getattr(replay, 'beta', 0)),
             networks=[f'{[*t.shape]} {t.dtype}' for t in tensors],
+            **_settings(pipe),
         )
         told = self.gather(mine)
-        for (r, theirs), k in product(enumerate(told), mine):
-            a = theirs[k]
-            b = told[self.rank][k]
+        for (r, theirs), k in product(enumerate(told), dict.fromkeys(k for d in told for k in d)):
+            a = theirs.get(k, 'none')
+            b = told[self.rank].get(k, 'none')
             if a == b:
                 continue
             if k == 'networks':
@@ -144,6 +141,26 @@ class Alone:
             )
 
 # %% ../../nbs/parallel/ranks.ipynb #16a24fdf
+def _settings(pipe) -> dict:  # stage.setting → text
+    "Return what the stages of a chain were made with: numbers, texts and schedules, but for seeds"
+    found = {}
+    for name, opt in getattr(pipe, 'optimizers', {}).items():
+        for group in opt.param_groups:
+            numbers = {k: v for k, v in group.items() if isinstance(v, (float, tuple))}
+            found[f'optimizer of {name}'] = str(numbers)
+    for name, how in getattr(pipe, 'learned', {}).items():
+        lr = pipe.setting(how.lr)
+        found[f'lr of {name}'] = str([lr(n) for n in (0, 10**3, 10**6)] if callable(lr) else lr)
+    while isinstance(pipe, Pipe):
+        for name in inspect.signature(type(pipe).__init__).parameters:
+            value = pipe._given.get(name, getattr(pipe, name, None))
+            plain = isinstance(value, (bool, int, float, str)) or 'Schedule' in type(value).__name__
+            if plain and name not in ('seed', 'source', 'device'):
+                found[f'{type(pipe).__name__}.{name}'] = repr(value)
+        pipe = upstream(pipe)
+    return found
+
+
 class RankError(Explained, RuntimeError):
     "Another learner has ended, or doesn't answer"
 
@@ -440,8 +457,12 @@ def _tell_of_waits(ranks):
     began = 0.0
     waited = 0
     next = 0
+    launcher = os.getppid() if 'TORCHELASTIC_RUN_ID' in os.environ else None
     while ranks._joined:
         time.sleep(1)
+        if launcher not in (None, os.getppid()):  # it was killed, and nobody else ends its ranks
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
         # seconds in which this process was running
         waited, next = (waited + 1, next) if ranks._busy == began else (0, 0)
         began = ranks._busy
@@ -590,14 +611,6 @@ def _checked_chain(pipe):  # the replay; the stage after it, None: there is none
             type(pipe if replay is None else replay).__name__,
             'a chain with a replay of rows, sequences or goals',
             'each rank has its part of the memory: leave out .parallel after a replay, mixtures, and learners without one',
-        )
-    if isinstance(replay.view, Moments):
-        raise ArgumentError(
-            'Ranks',
-            'join',
-            "by='moment'",
-            "by='row'",
-            'ranks add equally many rows at a time, which divides moments',
         )
     while pipe is not replay:
         stages.append(pipe)

@@ -35,8 +35,8 @@ def _ray():
 class _Stored(Weights):
     "Weights whose newest version lies in the store of the cluster"
 
-    def __init__(self, tensors, copies, *dtype):
-        super().__init__(tensors, 2, *dtype)  # the newest here, and the one before
+    def __init__(self, tensors, copies):
+        super().__init__(tensors, 2)  # the newest here, and the one before
         # the store has as many as requests name
         self.copies = copies
         self.ref = None
@@ -310,10 +310,10 @@ class RayEngine:
             self._actors = ray.remote(**self.needs, max_restarts=0, max_task_retries=0)(_Actor)
         return self._actors
 
-    def weights(self, tensors, copies, *dtype):
+    def weights(self, tensors, copies):
         "A place in the object store, from which workers take weights"
         self.actors  # Ray must be there to put them somewhere
-        return _Stored(tensors, copies, *dtype)
+        return _Stored(tensors, copies)
 
     def worker(self, *args):
         "An actor with a chain"

@@ -19,7 +19,6 @@ from .ray_engine import RayEngine
 from .shards import as_feedback, by_shard, in_shards
 from ..look.memory_page import Inspectable
 from ..pipe import Pipe
-from ..replay.moments import Moments
 from ..replay.replay import Replay
 from ..steps.batches import each_of
 from ..steps.core import Steps, set_replay
@@ -227,12 +226,16 @@ class Service(Inspectable, Pipe):
         next_obs,  # the observation that followed
         terminated,  # has the episode ended?
         truncated=False,  # was it broken off?
-        **how,  # env_id, final_obs and further columns, as `add_step` of a replay takes them
+        *,
+        env_id=0,  # whose step it is, or that of the first of these, or of each
+        final_obs=None,  # the last states of environments that have been reset already
+        autoreset_mode=None,  # 'next_step' or 'same_step' if the environments of a vector reset themselves
+        **columns,  # what else is known of the step
     ) -> np.ndarray:  # the keys of new rows
         "Add a step of an environment, or one of each environment of a vector"
-        values = step_values(obs, action, reward, next_obs, terminated, truncated, **how)
+        values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
         with self._adding:
-            rows = self._steps.make(*values)
+            rows = self._steps.make(values, env_id, final_obs, autoreset_mode)
             keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
             self._steps.done()
             return keys
@@ -382,14 +385,6 @@ def _check_served(replay, who, name):
             'an empty memory, or a closed one on disk',
             'close() it, if it has a path; or serve an '
             'empty one, and `connect(name).add(replay.memory[:])`',
-        )
-    if isinstance(replay.view, Moments):
-        raise ArgumentError(
-            who,
-            "serve: by='moment'",
-            'moments of agents',
-            'rows or sequences',
-            'workers: a service numbers environments anew, and moments go by their numbers',
         )
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0034

@@ -6,31 +6,43 @@
 __all__ = ['ENGINES', 'MAX_WORKERS', 'as_engine', 'Parallel']
 
 # %% ../../nbs/parallel/stage.ipynb #5787fed7
-import math, os, warnings, weakref
+import io, math, os, warnings, weakref
 from collections import deque
+from functools import partial
 from time import monotonic
-import torch
-from fastcore.basics import patch
+import numpy as np, torch
 from torch import multiprocessing as mp
+from ..envs.envstate import decode, encode, encoded
 from ..steps.compiled import interrupts_wait
-from ..steps.core import set_replay
-from ..steps.errors import ArgumentError, NotEnoughRows, choice, problem, whole
+from ..steps.batches import each_of
+from ..steps.core import Steps, pack, replay_of, set_replay, unpack
+from fastrl_replay.steps.errors import (
+    ArgumentError,
+    NotEnoughRows,
+    StaleKey,
+    StateError,
+    choice,
+    problem,
+    whole,
+)
+from ..steps.states import anything, checked, flag, integer, listed, maybe, real, text
 from ..look.memory_figure import workers_figure
 from ..look.memory_page import Inspectable
 from fastrl_replay.parallel.engines import (
+    AWAY,
     ChainCopy,
     Silence,
-    Worker,
     WorkerError,
     batches_in,
     outline,
 )
 from ..memory.frames import unpacked
+from ..memory.links import Places
 from ..steps.locks import DrawOrderLock
 from ..pipe import Items, Pipe, WorkerInfo, stage, upstream, worker_info
 from .processes import Processes
 from .ray_engine import RayEngine
-from .saved_workers import SavedWorkers
+from .shards import as_feedback, by_shard, in_shards, parts_of, weight_scales
 
 # %% ../../nbs/parallel/stage.ipynb #992018f1
 def _processes(method, address=None):
@@ -62,55 +74,9 @@ def as_engine(
     make = ENGINES[choice('Parallel', 'engine', engine, ENGINES)]
     return make(method) if address is None else make(method, address)
 
-# %% ../../nbs/parallel/stage.ipynb #6a62860e
-class _Turns(SavedWorkers):
-    "Hands on what workers made, a chunk of one after a chunk of another"
-
-    def __iter__(self):
-        yield from self._received(unpacked) if self.num_workers else self.source
-
-    def _received(self, made):  # `made` of each item
-        self._start()
-        while (w := self._whose_turn()) is not None:
-            now = self._now
-            while now['items']:
-                item = now['items'][0] = made(now['items'][0])
-                for batch in batches_in(item):
-                    set_replay(batch, self)
-                self._note(now['at'])
-                del now['items'][0]  # no call, which Ctrl-C could come after
-                yield item
-                if self._now is not now:
-                    raise _ended_midway()
-            self._next_turn(w)
-        self._end_of_pass()
-
-    def _done(self, w):
-        return w.over or w.left and not w.chunks  # in this pass
-
-    def _passed(self):
-        now = self._now
-        return all(self._done(w) for w in self._workers) and not (
-            now and (now['items'] or now['error'])
-        )
-
-    def _wants(self, w):
-        "Is there more to ask? Not after the end of a pass: a worker that was restored would begin the next one"
-        over = w.over or w.left or any(b['over'] for b in w.chunks)
-        return not over and len(w.asked) + len(w.chunks) < self._depth
-
-    def _note(self, at):
-        lag = self.given - at
-        w = self._workers[self._turn]
-        w.given = w.given + 1
-        w.lag = lag
-        self.given = self.given + 1
-        self.lag_sum = self.lag_sum + lag
-        self.lag_max = max(self.lag_max, lag)
-
 # %% ../../nbs/parallel/stage.ipynb #4d42828f
 @stage('parallel')
-class Parallel(_Turns):
+class Parallel(Inspectable, Pipe):
     "Copies of the chain above, in workers; a second pass goes on where the last one stopped"
 
     # `news` of journals in workers, where `Collected` asks for them
@@ -140,38 +106,20 @@ class Parallel(_Turns):
         restarts: int = 0,  # how many workers that failed or crashed are restarted; the next one ends the run
         engine='process',  # what runs them: a name in `ENGINES`, or an engine
         ordered: bool = True,  # chunks in turn, the same stream each time; False: from whichever worker is ready
-        shares: str = 'equal',  # of shards in the batches: 'equal', or by the 'mass' of their priorities
         weights_every: int = 0,  # items between two versions of the weights; 0: each request has the newest
-        weights_dtype: str = None,  # as what float32 parameters travel, 'bfloat16' or 'float16'; None: as they are
     ):
         super().__init__(source)
-        self._keep_counts(num_workers, ahead, chunk, restarts, weights_every)
-        self.weights_dtype = choice(
-            'Parallel', 'weights_dtype', weights_dtype, (None, 'bfloat16', 'float16')
-        )
-        self.engine, self.method, self._engine = engine, method, as_engine(engine, method)
-        self.ordered, self.shares = ordered, choice('Parallel', 'shares', shares, ('equal', 'mass'))
-        self._check_source()
-        # of a shard: the number that its key 0 has here
-        self._first_keys = [0] * self.num_workers
-        # what was loaded and is not yet in use; how many workers were restarted
-        self._state = None
-        self.restarted = 0
-        self._fresh()
-
-    def _keep_counts(self, num_workers, ahead, chunk, restarts, weights_every):
-        "Keep these settings, if they are such numbers"
         self.num_workers = whole('Parallel', 'num_workers', num_workers, 0, MAX_WORKERS)
         self.restarts = whole('Parallel', 'restarts', restarts)
         self.chunk = whole('Parallel', 'chunk', chunk, 1)
         self.ahead = None if ahead is None else whole('Parallel', 'ahead', ahead, 1)
         self.weights_every = whole('Parallel', 'weights_every', weights_every)
-
-    def _check_source(self):
+        self.engine, self.method, self._engine = engine, method, as_engine(engine, method)
+        self.ordered = ordered
         # the copies have the state of the chain above
         self.source_elsewhere = self.reads_anew = self.num_workers > 0
-        self.draws_batches = isinstance(self.source, Pipe) and self.source.drawn_from is not None
-        first = self.source
+        self.draws_batches = isinstance(source, Pipe) and source.drawn_from is not None
+        first = source
         while upstream(first) is not None:
             first = upstream(first)
         if self.num_workers > 1 and isinstance(first, Items) and not self.has_envs:
@@ -182,14 +130,16 @@ class Parallel(_Turns):
                 'a stepper, of which each worker has one',
                 'every worker would give these same items',
             )
-        if self.shares == 'mass' and not self.draws_batches:
-            raise ArgumentError(
-                'Parallel',
-                "shares='mass'",
-                'no replay above it',
-                'a replay, whose priorities have a sum',
-                "shares='equal'",
-            )
+        # how many chunks of each worker are asked for: as many as `ahead` has room for
+        self._depth = max(1, (self.ahead or 0) // (max(self.num_workers, 1) * self.chunk))
+        # how many items may be handed on between a request and its last item
+        self._under_way = (self.num_workers * self._depth + 1) * self.chunk - 1
+        # of a shard: the number that its key 0 has here
+        self._first_keys = [0] * self.num_workers
+        # what was loaded and is not yet in use; how many workers were restarted
+        self._state = None
+        self.restarted = 0
+        self._fresh()
 
     def _fresh(self):
         self._workers, self._finalizer, self._weights, self._owner = [], None, None, os.getpid()
@@ -203,10 +153,6 @@ class Parallel(_Turns):
         # items handed on, and how many others since each was asked for
         self.given = self.lag_sum = self.lag_max = 0
         self.stale = 0  # keys that were told of when their workers had been ended
-        # workers and depth, so far at most; `restart` of one that joins
-        self._most = (0, 0)
-        self._life = 0
-        self._deepen()
         # the newest weights: copy, what workers are told, items so far
         self._written = None
         self.weights_written = 0
@@ -214,16 +160,8 @@ class Parallel(_Turns):
         self.began = monotonic()
         self.waited = 0.0
 
-    def _deepen(self):
-        "How many chunks of each worker are asked for: as many as `ahead` has room for, and one at least"
-        self._depth = max(1, (self.ahead or 0) // (max(self.num_workers, 1) * self.chunk))
-        self._most = (
-            max(self._most[0], self.num_workers, len(self._workers)),
-            max(self._most[1], self._depth),
-        )
-
     def _open(self):
-        "See that there are workers"
+        "See that there are workers; give them what was saved of others"
         # this is a copy of the process that they belong to
         if self._owner != os.getpid():
             self._fresh()
@@ -241,7 +179,22 @@ class Parallel(_Turns):
             )
         state = self._state
         try:
-            self._start_workers(state)
+            self._data, self._tensors = outline(ChainCopy(self.source))
+            self.began = monotonic()
+            # versions that may be in use: one for each request, and the newest
+            copies = self.num_workers * self._depth + 1
+            if self.weights_every:
+                copies = min(copies, self._under_way // self.weights_every + 2)
+            self._weights = self._engine.weights(self._tensors, copies)
+            self._newest()
+            # it must know each process that was started
+            self._finalizer = weakref.finalize(self, self._engine.end, self._workers, os.getpid())
+            with interrupts_wait():
+                for i in range(self.num_workers):
+                    restart = state['workers'][i]['restart'] if state else 0
+                    self._workers.append(self._new_worker(WorkerInfo(i, self.num_workers, restart)))
+            if state:
+                self._load_workers(state)
         except BaseException:
             if state or len(self._workers) < self.num_workers:
                 self._close()
@@ -250,45 +203,15 @@ class Parallel(_Turns):
         self._state = None
         self._just_opened = True
 
-    def _start(self):
-        "Begin a pass: each worker must have been asked for enough"
-        self._open()
-        # the last one was broken off just there
-        if self._passed() and not self._just_opened:
-            self._end_of_pass()
-        self._just_opened = False
-        for w in self._workers:
-            while self._wants(w):
-                self._ask(w)
-
     def _close(self):
-        "End the workers; the next pass begins with new ones"
+        "End the workers; the next pass begins with new ones, whose keys follow those that were given out"
+        for w in self._workers:
+            self._first_keys[w.info.rank] += max(w.newest, default=-1) + 1
         try:
             if self._finalizer:
                 self._finalizer()
         finally:
             self._fresh()
-
-    def _start_workers(self, state):
-        "Start workers; give them what was saved of others"
-        self._data, self._tensors = outline(ChainCopy(self.source))
-        self.began = monotonic()
-        kind = () if self.weights_dtype is None else (self.weights_dtype,)
-        self._weights = self._engine.weights(self._tensors, self._copies(), *kind)
-        self._newest()
-        restarts = [w['restart'] for w in state['workers']] if state else [0] * self.num_workers
-        self._finalizer = weakref.finalize(
-            self, _end_all, self._engine.end, self._workers, os.getpid()
-        )
-        with interrupts_wait():
-            for i, k in enumerate(restarts):
-                info = WorkerInfo(i, self.num_workers, k)
-                self._workers.append(
-                    self._new_worker(info) if i < self.num_workers else _left(info)
-                )
-        self._deepen()
-        if state:
-            self._load_workers(state)
 
     def _new_worker(self, info):
         # this process may be a worker itself
@@ -306,15 +229,119 @@ class Parallel(_Turns):
         w.copy = copy
         return w
 
-    def _copies(self) -> int:
-        "How many versions of the weights may be in use"
-        every = self.weights_every
-        requests = math.prod(self._most)
-        return (
-            min(requests + 1, ((requests + 1) * self.chunk - 1) // every + 2)
-            if every
-            else requests + 1
-        )
+    def __iter__(self):
+        yield from self._received(unpacked) if self.num_workers else self.source
+
+    def _start(self):
+        "Begin a pass: each worker must have been asked for enough"
+        self._open()
+        # the last one was broken off just there
+        if self._passed() and not self._just_opened:
+            self._end_of_pass()
+        self._just_opened = False
+        for w in self._workers:
+            while self._wants(w):
+                self._ask(w)
+
+    def _received(self, made):  # `made` of each item
+        "A pass: what workers made, a chunk of one after a chunk of another"
+        self._start()
+        while (w := self._whose_turn()) is not None:
+            now = self._now
+            while now['items']:
+                item = now['items'][0] = made(now['items'][0])
+                for batch in batches_in(item):
+                    set_replay(batch, self)
+                w.lag = self.given - now['at']
+                w.given = w.given + 1
+                self.given = self.given + 1
+                self.lag_sum = self.lag_sum + w.lag
+                self.lag_max = max(self.lag_max, w.lag)
+                del now['items'][0]  # no call, which Ctrl-C could come after
+                yield item
+                if self._now is not now:
+                    raise RuntimeError(
+                        problem(
+                            'Parallel',
+                            'its workers were ended, or others restored, in the middle of a pass',
+                            remedy='begin another pass',
+                        )
+                    )
+            if now['error'] is not None:
+                self._close()
+                raise WorkerError(
+                    'Parallel',
+                    f'worker {w.info.rank} of {self.num_workers} failed',
+                    now['error'].rstrip(),
+                )
+            self._now = None
+            self._turn = (self._turn + 1) % self.num_workers
+        self._end_of_pass()
+
+    def _passed(self):
+        now = self._now
+        return all(w.over for w in self._workers) and not (now and (now['items'] or now['error']))
+
+    def _end_of_pass(self):
+        "What was asked for beyond the end is nothing"
+        for w in self._workers:
+            while w.asked:
+                self._fetch(w)
+        with interrupts_wait():
+            for w in self._workers:
+                w.chunks.clear()
+                w.over = False
+            self._pass = self._pass + 1
+            self._turn = 0
+            self._now = None
+
+    def _whose_turn(self):  # None: all have come to the end of their pass
+        "The worker whose chunk is handed on now"
+        if self._passed():
+            return None
+        if self._now is not None:
+            return self._workers[self._turn]
+        if self.draws_batches:
+            # before the first batch, each shard must have said what it is like
+            for w in self._workers:
+                while w.facts is None and not (w.chunks or w.over or w.info.restart):
+                    self._fetch(w)
+        w = self._next_worker()
+        while not w.chunks:
+            self._fetch(w)
+        with interrupts_wait():
+            self._turn, self._now = w.info.rank, w.chunks.popleft()
+            w.over, news = self._now['over'], self._now.pop('news')
+            if self.news is not None:
+                self.news += news
+            if self._now.get('facts'):
+                self._weigh(w)
+        if self._now['error'] is None and self._wants(w):
+            self._ask(w)
+        return w
+
+    def _next_worker(self):
+        "In turn, past those whose pass has ended; where order doesn't count, past those that are not ready, too"
+        turns = self._workers[self._turn :] + self._workers[: self._turn]
+        live = [w for w in turns if not w.over]
+        while not self.ordered:
+            for w in live:
+                while w.asked and w.ready():
+                    self._fetch(w)
+            if monotonic() - self._silence.last >= 1:
+                self._silence.goes_on([w for w in live if w.asked and not w.chunks])
+            ready = [w for w in live if w.chunks]
+            if ready:
+                return ready[0]
+            began = monotonic()
+            self._engine.wait(live)
+            self.waited += monotonic() - began
+        return live[0]
+
+    def _wants(self, w):
+        "Is there more to ask? Not after the end of a pass: a worker that was restored would begin the next one"
+        over = w.over or any(b['over'] for b in w.chunks)
+        return not over and len(w.asked) + len(w.chunks) < self._depth
 
     def _newest(self):
         "The newest weights: written now, if that is due and a copy is free"
@@ -367,107 +394,187 @@ class Parallel(_Turns):
             if again:
                 self._restart(w, error)
 
-    def _whose_turn(self):  # None: all have come to the end of their pass
-        "The worker whose chunk is handed on now"
-        while not self._passed():
-            if self._now is not None:
-                return self._workers[self._turn]
-            if self.draws_batches:
-                self._hear_all()
-            w = self._next_worker()
-            while not w.chunks:
-                self._fetch(w)
-            with interrupts_wait():
-                self._turn, self._now = w.info.rank, w.chunks.popleft()
-                w.over, news = self._now['over'], self._now.pop('news')
-                if self.news is not None:
-                    self.news += news
-                if self._now.get('facts'):
-                    self._weigh(w)
-            if self._now['error'] is None and self._wants(w):
-                self._ask(w)
-            return w
+    def _restart(self, w, error):
+        "Another worker instead of one that failed, asked for the same; what its batches were told is stale"
+        self.restarted += 1
+        asked = len(w.asked)
+        rank = w.info.rank
+        # the newest
+        facts = next((c['facts'][-1] for c in reversed(w.chunks) if c.get('facts')), w.facts)
+        lost = facts['rows'] if facts and not facts['kept'] else 0
+        ended = dict(
+            facts or {},
+            lost=lost,
+            stale=sum(len(k) for k, _ in w.told) + (facts['stale'] if facts else 0),
+        )
+        # it counts on
+        if facts and facts['kept']:
+            ended['inserted'], w.kept = 0, (facts['rows'], facts['inserted'])
+        w.past = {k: n + ended.get(k, 0) for k, n in w.past.items()}
+        self._first_keys[rank] += max(w.newest, default=-1) + 1
+        new = self._new_worker(w.info._replace(restart=w.info.restart + 1))
+        w.succeed(new)
+        w.begun = False
+        w.copy = new.copy
+        w.asked.clear()
+        w.told = []
+        w.facts = None
+        w.newest = []
+        for _ in range(asked):
+            self._ask(w)
+        warnings.warn(
+            problem(
+                'Parallel',
+                f'worker {rank} of {self.num_workers} failed, restart {self.restarted} of '
+                f'{self.restarts}' + (f', {lost} rows of its memory are lost' if lost else ''),
+                error.splitlines()[0],
+            ),
+            RuntimeWarning,
+            stacklevel=2,
+        )  # last, because it may be an error
 
-    def _next_worker(self):
-        self._forget_left()
-        if not self.ordered or self.shares == 'mass':
-            return self._by_share(self._live_with_chunks())
-        while self._done(self._workers[self._turn]):
-            self._turn = (self._turn + 1) % len(self._workers)
-        return self._workers[self._turn]
-
-    def _hear_all(self):
-        "Before the first batch, each shard must have said what it is like; one that is restarted needn't be waited for"
-        for w in self._workers:
-            while w.facts is None and not (w.chunks or w.over or w.info.restart):
-                self._fetch(w)
-
-    def _forget_left(self):
-        "Of those that were ended, the last ones, where all has been handed on; a worker's place is its rank"
-        while self._workers[-1].left and self._done(self._workers[-1]):
-            self._workers.pop()
-        if self._turn >= len(self._workers):
-            self._turn = 0
-
-    def _live_with_chunks(self) -> list:  # workers
-        "Those that may be next: all whose pass goes on, or, where order doesn't count, those that are ready"
-        live = [w for w in self._workers if not self._done(w)]
-        if self.ordered:
-            for w in live:
-                while not w.chunks:
-                    self._fetch(w)
-            return live
-        while True:
-            for w in live:
-                while w.asked and w.ready():
-                    self._fetch(w)
-            ready = [w for w in live if w.chunks]
-            if monotonic() - self._silence.last >= 1:
-                self._silence.goes_on([w for w in live if w.asked and not w.chunks])
-            if ready:
-                return ready
-            began = monotonic()
-            self._engine.wait(live)
-            self.waited += monotonic() - began
-
-    def _next_turn(self, w):
-        error = self._now['error']
-        if error is None:
-            self._now = None
-            self._turn = (self._turn + 1) % len(self._workers)
+    def _look_for_kept(self, w, facts):
+        "Has the memory of a worker that was restarted the rows on disk that it had before?"
+        (rows, inserted), w.kept = w.kept, None
+        if facts['inserted'] >= inserted:
             return
-        self._close()
-        raise WorkerError(
-            'Parallel', f'worker {w.info.rank} of {self.num_workers} failed', error.rstrip()
+        w.past['lost'], w.past['inserted'] = w.past['lost'] + rows, w.past['inserted'] + inserted
+        warnings.warn(
+            problem(
+                'Parallel',
+                f'worker {w.info.rank} of {self.num_workers}, which was restarted, has lost '
+                f'{rows} rows: its path has none of them',
+                remedy='a path that all machines read',
+            ),
+            RuntimeWarning,
+            stacklevel=2,
         )
 
-    def _end_of_pass(self):
-        "What was asked for beyond the end is nothing"
-        for w in self._workers:
-            while w.asked:
-                self._fetch(w)
-        with interrupts_wait():
-            for w in self._workers:
-                w.chunks.clear()
-                w.over = False
-            self._pass = self._pass + 1
-            self._turn = 0
-            self._now = None
+    def _answered(self, w, asked, *args):
+        "What a worker without open requests answers; one that has crashed is restarted, and asked again"
+        while True:
+            with interrupts_wait():
+                w.told, told = [], w.told
+                w.request(asked, told, *args)
+            what = 'next'
+            while what not in (asked, 'told', None):
+                w.wait()
+                with interrupts_wait():
+                    what, value, error, _ = w.receive()
+            if error is None:
+                return value
+            if w.alive() or self.restarted >= self.restarts:
+                raise WorkerError(
+                    'Parallel',
+                    f'worker {w.info.rank} of {self.num_workers} could not answer {asked!r}',
+                    error.rstrip(),
+                )
+            with interrupts_wait():
+                self._restart(w, error)
 
-    def _lag_bound(self):
-        "How many items may be handed on between weights that are written and an item that they made; inf: any number"
-        # one may be slow
-        if self._most[0] > 1 and not (self.ordered and self.shares == 'equal'):
-            return math.inf
-        # chunks that are under way or wait, and one
-        waits = (math.prod(self._most) + 1) * self.chunk - 1
-        # copies, since more have joined
-        few = self._weights is not None and self._weights.copies < self._copies()
-        return waits + max(self.weights_every - 1, waits if few else 0)
+    def _name_batches(self, w, chunk, facts):
+        "Give rows their keys among all shards, and keep what is to be said of each batch"
+        first = self._first_keys[w.info.rank]
+        known = [f for f in facts if f is not None]
+        for batch in (b for item in chunk['items'] for b in batches_in(item)):
+            rows = each_of(batch).rows
+            if 'index' not in rows.dtype.names:
+                set_replay(batch, None)
+                continue
+            index = rows['index']
+            # of each replay; a key's remainder says whose it is
+            newest = w.newest or [-1] * len(parts_of(known[0] if known else {}))
+            w.newest = [
+                max(last, int(index[index % len(newest) == i].max(initial=-1)))
+                for i, last in enumerate(newest)
+            ]
+            rows['index'] = (index + first) * self.num_workers + w.info.rank
+        if known:
+            chunk['facts'] = known
+
+    def update_priorities(
+        self,
+        keys,  # of what was drawn: the batch's `index`
+        td,  # what was learned of each: TD errors, a tensor or an array
+    ):
+        "Tell the shards how wrong the learner was; what is gone by now is left out"
+        if not self.num_workers:
+            raise ArgumentError('Parallel', 'num_workers', 0, remedy='tell the replay above it')
+        keys, td = as_feedback('Parallel', keys, td)
+        parts = by_shard(keys, self.num_workers)
+        for rank, mine in parts:
+            self._check_keys(rank, keys[mine])
+        if self.draws_batches and hasattr(self.source.drawn_from, 'check_errors'):
+            self.source.drawn_from.check_errors('Parallel', keys, td)
+        for rank, mine in parts:
+            self._tell(rank, keys[mine], td[mine])
+
+    def _check_keys(self, rank, keys):
+        "Raise where keys of a shard were never given out; each replay of a mixture has its own"
+        never = keys < 0
+        if self._workers:
+            theirs = keys // self.num_workers - self._first_keys[rank]
+            newest = np.array(self._workers[rank].newest or [-1])
+            never |= (theirs >= 0) & (theirs > newest[theirs % len(newest)])
+        if never.any():
+            raise StaleKey(
+                'Parallel',
+                f'key {keys[never.argmax()]} was never given out',
+                remedy="give the batch's `index`",
+            )
+
+    def _tell(self, rank, keys, td):
+        "Let a shard know with its next request; keys that it had in an earlier life are stale"
+        if not self._workers:
+            self.stale += len(keys)  # they were closed
+            return
+        w = self._workers[rank]
+        keys = keys // self.num_workers - self._first_keys[rank]
+        there = keys >= 0
+        w.past['stale'] += int((~there).sum())
+        if there.any():
+            w.told.append((keys[there], td[there]))
+
+    def _share(self, w) -> float:
+        "How likely it is that a batch is one of this worker"
+        live = [v for v in self._workers if not v.over or v is w]
+        # as it turned out
+        if not self.ordered:
+            return (w.given + 1) / (self.given + len(live))
+        return 1 / len(live)
+
+    def _weigh(self, w):
+        "Bring the weights of the batches of this chunk to a scale that is that of all shards"
+        batches = [b for item in self._now['items'] for b in batches_in(item)]
+        told = self._now.pop('facts')
+        # of the others, as they were in their last turn
+        others = {}
+        for v in self._workers:
+            facts = v.facts
+            if facts is None and v.chunks:
+                facts = v.chunks[0].get('facts', [None])[-1]
+            if facts is not None and v is not w:
+                others[v] = facts
+        every = zip(*map(parts_of, [told[-1], *others.values()]))
+        # how many rows of each replay can be drawn; without mixtures a factor that is the same for all weights
+        drawable = [sum(p.get('drawable', 0) for p in parts) or 1 for parts in every]
+        tops = [weight_scales(f, self._share(v), drawable)[1] for v, f in others.items()]
+        for batch, facts in zip(batches, told):
+            if not any(p['beta'] for p in parts_of(facts)):
+                continue
+            scales, top = weight_scales(facts, self._share(w), drawable)
+            rows = each_of(batch).rows
+            replay = rows['replay'] if 'parts' in facts else 0
+            rows['weight'] *= (scales / max([top, *tops]))[replay]
+        if self._now['restart'] == w.info.restart:
+            w.facts = told[-1]
 
     def stats(self) -> dict:  # numbers by name, and under `workers` such a dict for each
         "Items passed on; how many items old their weights were, and the bound; waits, restarts and losses; rows"
-        bound = self._lag_bound() if self.num_workers else 0
+        # inf: one may be slow
+        bound = self._under_way + max(self.weights_every - 1, 0) if self.num_workers else 0
+        if self.num_workers > 1 and not self.ordered:
+            bound = math.inf
         workers = [self._worker_stats(w) for w in self._workers]
         given = [w['items'] for w in workers]
 
@@ -512,161 +619,144 @@ class Parallel(_Turns):
             stale=w.past['stale'] + now['stale'],
         )
 
+    def pages(
+        self,
+    ) -> dict:  # name of a shard, and of a replay of a mixture → as `memory_page` takes it
+        "What is in each shard, and what reads its rows, where it is"
+        if not self.draws_batches:
+            raise ArgumentError(
+                'Parallel',
+                'look',
+                'no shards',
+                'workers whose chain ends in a replay',
+                'look into the replay that takes in their rows',
+            )
+        if not self.num_workers:
+            return self.source.drawn_from.pages()
+        self._open()
+        for w in self._workers:
+            while w.asked:
+                self._fetch(w)
+        return in_shards({w.info.rank: partial(self._answered, w, 'look') for w in self._workers})
+
+    def inside(self) -> dict:  # `parts`: name of a shard → as look/inside has it
+        "What is in each shard, their shares in the batches, and what `stats` says; looking changes nothing"
+        parts = {name: seen for name, (seen, *_) in self.pages().items()}
+        if not self.num_workers:
+            return self.source.drawn_from.inside()
+        shares = {f'shard {w.info.rank}': float(self._share(w)) for w in self._workers}
+        unit = 'shards' if len(parts) == len(shares) else 'replays in shards'
+        return dict(
+            title='Parallel',
+            unit=unit,
+            bs=self.source.drawn_from.bs,
+            shares=shares,
+            parts=parts,
+            stats=self.stats(),
+        )
+
     def show(self):
         "What is in each shard, and what `stats` says of each worker, in one figure of matplotlib, which a notebook shows"
-        if not self.draws_batches:
-            return workers_figure(self.stats())
-        return Inspectable.show(self)
+        return super().show() if self.draws_batches else workers_figure(self.stats())
 
-    def _restart(self, w, error):
-        "Another worker instead of one that failed, asked for the same; what its batches were told is stale"
-        self.restarted += 1
-        asked = list(w.asked)
-        rank = w.info.rank
-        # the newest
-        facts = next((c['facts'][-1] for c in reversed(w.chunks) if c.get('facts')), w.facts)
-        lost = facts['rows'] if facts and not facts['kept'] else 0
-        ended = dict(
-            facts or {},
-            lost=lost,
-            stale=sum(len(k) for k, _ in w.told) + (facts['stale'] if facts else 0),
-        )
-        # it counts on
-        if facts and facts['kept']:
-            ended['inserted'], w.kept = 0, (facts['rows'], facts['inserted'])
-        w.past = {k: n + ended.get(k, 0) for k, n in w.past.items()}
-        self._first_keys[rank] += max(w.newest, default=-1) + 1
-        new = self._new_worker(w.info._replace(restart=w.info.restart + 1))
-        w.succeed(new)
-        w.begun = False
-        w.copy = new.copy
-        w.asked.clear()
-        w.told = []
-        w.facts = None
-        w.newest = []
-        for at, _ in asked:
-            self._ask(w)
-        warnings.warn(
-            problem(
-                'Parallel',
-                f'worker {rank} of {self.num_workers} failed, restart {self.restarted} of '
-                f'{self.restarts}' + (f', {lost} rows of its memory are lost' if lost else ''),
-                error.splitlines()[0],
-            ),
-            RuntimeWarning,
-            stacklevel=2,
-        )  # last, because it may be an error
-
-    def _look_for_kept(self, w, facts):
-        "Has the memory of a worker that was restarted the rows on disk that it had before?"
-        (rows, inserted), w.kept = w.kept, None
-        if facts['inserted'] >= inserted:
-            return
-        w.past['lost'], w.past['inserted'] = w.past['lost'] + rows, w.past['inserted'] + inserted
-        warnings.warn(
-            problem(
-                'Parallel',
-                f'worker {w.info.rank} of {self.num_workers}, which was restarted, has lost '
-                f'{rows} rows: its path has none of them',
-                remedy='a path that all machines read',
-            ),
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
-    def _check_resize(self, n):
-        "Raise where workers can't join or leave"
-        who = 'Parallel'
-        inside = worker_info()
-        if not self.num_workers:
-            raise ArgumentError(
-                who, 'resize', 'num_workers=0, which runs the chain here', 'workers'
-            )
-        if self.draws_batches:
-            raise ArgumentError(
-                who,
-                'resize',
-                'shards of a memory',
-                'actors, which hold no rows',
-                'a shard that leaves takes its rows along, and keys say which of so many shards has a row: save the rows, and '
-                'begin with as many shards as are wanted',
-            )
-        if inside is not None and inside.world_size > 1:
-            raise ArgumentError(
-                who,
-                'resize',
-                f'worker {inside.rank} of {inside.world_size}',
-                'the main process',
-                "numbers of environments count all workers",
-            )
-        above = self.source
-        while above is not None:
-            if getattr(above, 'piped', False):
-                raise ArgumentError(
-                    who,
-                    'resize',
-                    'environments that come through a pipe',
-                    'a list of them',
-                    'their numbers depend on how many workers there are',
-                )
-            above = upstream(above)
-
-    def _send_away(self, workers):
-        "End these workers; what they have given is handed on in their turn"
-        for w in workers:
-            while w.asked and w.begun and (self.ordered or w.ready()):
-                self._fetch(w)
-            if not w.begun:
-                w.kill()
-        self._life = max([self._life, *(w.info.restart + 1 for w in workers)])
-        self._engine.end(list(workers), self._owner)
-        for w in workers:
-            w.left = True
-            w.asked.clear()
-
-    def _join(self, rank):
-        "A new worker, also in the place of one that has left"
-        there = self._workers[rank] if rank < len(self._workers) else None
-        with interrupts_wait():
-            w = self._new_worker(WorkerInfo(rank, self.num_workers, self._life))
-            # a machine for it may come late; the others go on
-            if not self.ordered:
-                w.patience = math.inf
-            if there is not None:
-                w.chunks = there.chunks
-                w.over = there.over
-            self._workers[rank : rank + 1] = [w]
-
-    def resize(
-        self,
-        num_workers: int,  # how many there are from now on
-    ):
-        "Add or remove workers, also while it runs: the highest ranks leave, and the items that they gave are passed on"
-        n = whole('Parallel', 'num_workers', num_workers, 1, MAX_WORKERS)
-        self._check_resize(n)
-        if self._state:
-            self._open()  # what was loaded is of as many workers as there were
-        before = self.num_workers
-        self.num_workers = n
-        try:
-            self._check_source()
-        except BaseException:
-            self.num_workers = before
-            raise
-        self._first_keys = [0] * n
-        if self._owner != os.getpid() or not self._workers:
+    def snapshot(self) -> dict:  # of each worker: its chain, its generators, its waiting chunks
+        if self._owner != os.getpid():
             self._fresh()
-            return
-        self._send_away([w for w in self._workers[n:] if not w.left])
-        self._deepen()
-        runs = self._now or any(w.asked or w.chunks for w in self._workers)
-        self._newest()
-        for rank in range(n):
-            if rank >= len(self._workers) or self._workers[rank].left:
-                self._join(rank)
+        if not self._workers:
+            return self._state or {}
         for w in self._workers:
-            while runs and self._wants(w):
-                self._ask(w)
+            while w.asked:
+                self._fetch(w)
+        chunks = [chunk for w in self._workers for chunk in w.chunks]
+        for chunk in chunks + [self._now] * (self._now is not None):
+            if chunk['error'] is not None:
+                raise WorkerError('Parallel', "a worker failed, and can't be saved", chunk['error'])
+        saved = [self._saved(w) for w in self._workers]
+        return dict(
+            settings=self._settings(),
+            turn=self._turn,
+            now=_packed(self._now) if self._now else None,
+            counts=[self.given, self.lag_sum, self.lag_max, self.stale],
+            workers=saved,
+        )
+
+    def _saved(self, w):
+        data = self._answered(w, 'save')
+        return dict(
+            state=torch.load(io.BytesIO(data), weights_only=True),
+            restart=w.info.restart,
+            over=w.over,
+            chunks=[_packed(b) for b in w.chunks],
+            first_key=self._first_keys[w.info.rank],
+            **{k: getattr(w, k) for k in _COUNTED},
+        )
+
+    def _settings(self):
+        return dict(num_workers=self.num_workers, ahead=self.ahead, chunk=self.chunk)
+
+    def check_state(self, state):
+        "An error where a checkpoint is of other workers"
+        if not state or not self.num_workers:
+            return
+        settings = checked('Parallel', dict(settings=anything), state, more=True)['settings']
+        if repr(settings) != repr(self._settings()):
+            raise StateError(
+                'Parallel',
+                'a checkpoint of other settings',
+                settings,
+                self._settings(),
+                'build the chain that was saved',
+            )
+        state = checked(
+            'Parallel',
+            dict(
+                settings=anything,
+                turn=integer(0, self.num_workers - 1),
+                now=maybe(_chunk_form),
+                counts=listed(integer(), 4),
+                workers=listed(_WORKER, self.num_workers),
+            ),
+            state,
+        )
+        for w in state['workers']:
+            ChainCopy(self.source).checked_states(w['state']['chain'], remote=True)
+            for chunk in w['chunks']:
+                _unpacked(chunk)
+        if state['now']:
+            _unpacked(state['now'])
+        return state
+
+    def restore(self, state):
+        self._close()
+        self._state = state or None
+
+    def _load_workers(self, state):
+        "Give new workers what was saved of the old ones"
+        n = self.num_workers
+        moved = np.zeros(n, np.int64)  # how much larger keys are than they were saved
+        for w, saved in zip(self._workers, state['workers']):
+            file = io.BytesIO()
+            torch.save(saved['state'], file)
+            w.request('load', file.getvalue())
+            w.over, w.chunks = saved['over'], deque(map(_unpacked, saved['chunks']))
+            for k in _COUNTED:
+                setattr(w, k, saved[k])
+            first = max(self._first_keys[w.info.rank], saved['first_key'])
+            moved[w.info.rank] = first - saved['first_key']
+            self._first_keys[w.info.rank] = first
+        for w in self._workers:
+            w.wait()
+            error = w.receive()[2]
+            if error is not None:
+                raise WorkerError('Parallel', f'worker {w.info.rank} could not be restored', error)
+        self._turn, self._now = state['turn'], _unpacked(state['now']) if state['now'] else None
+        waiting = [chunk for w in self._workers for chunk in w.chunks]
+        for chunk in waiting + [self._now] * bool(self._now):
+            for rows in (each_of(b).rows for x in chunk['items'] for b in batches_in(x)):
+                if 'index' in rows.dtype.names:
+                    rows['index'] += n * moved[rows['index'] % n]
+        self.given, self.lag_sum, self.lag_max, self.stale = state['counts']
+        self._written = *self._written[:2], self.given  # they were written just now
 
     def due_batches(self):
         "Receive batches; yields, with nothing, for each"
@@ -697,40 +787,86 @@ class Parallel(_Turns):
 # %% ../../nbs/parallel/stage.ipynb #3d4ddbf7
 MAX_WORKERS = 1 << 16  # more are a mistake
 
-# %% ../../nbs/parallel/stage.ipynb #acdfdb18
-def _ended_midway():
-    return RuntimeError(
-        problem(
-            'Parallel',
-            'its workers were ended, or others restored, in the middle of a pass',
-            remedy='begin another pass',
-        )
+# %% ../../nbs/parallel/stage.ipynb #2670c8f3
+def _packed(chunk):
+    return dict(chunk, items=[_pack(x) for x in chunk['items']])
+
+
+def _unpacked(chunk):
+    return dict(chunk, items=deque(_unpack(x) for x in chunk['items']))
+
+
+def _inside(f, x):
+    if type(x) is dict:
+        return {k: f(v) for k, v in x.items()}
+    return type(x)(map(f, x)) if type(x) in (tuple, list) else x
+
+
+def _pack(x):
+    if isinstance(x, Steps):
+        return dict(pack(x), drawn=replay_of(x) is not None)
+    if isinstance(x, Places):
+        return dict(kind='places', keys=encode(x.keys), oldest=int(x.oldest))
+    numbers = isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in 'biuf'
+    return encode(x) if numbers else _inside(_pack, x)
+
+
+def _unpack(x):
+    kind = x.get('kind') if isinstance(x, dict) else None
+    if kind in ('array', 'scalar'):
+        return decode(encoded(x))
+    if kind == 'places':
+        return Places(decode(encoded(x['keys'])), x['oldest'])
+    if not isinstance(x, dict) or not {'kind', 'dtype', 'bytes'} <= x.keys():
+        return _inside(_unpack, x)
+    steps = unpack(x)
+    set_replay(steps, AWAY if x.get('drawn') else None)
+    return steps
+
+# %% ../../nbs/parallel/stage.ipynb #511ebe34
+_FACTS = dict(
+    rows=integer(),
+    mass=real(0),
+    beta=real(0),
+    top=real(0),
+    inserted=integer(),
+    counted=integer(),
+    stale=integer(),
+    age=real(0),
+    kept=flag,
+)
+_PART = dict(mass=real(0), beta=real(0), top=real(0), drawable=integer())
+
+
+def _facts_form(x):
+    # of a mixture
+    parts = dict(parts=listed(_PART)) if isinstance(x, dict) and 'parts' in x else {}
+    return checked('Parallel', {**_FACTS, **parts}, x)
+
+
+_COUNTED = dict(
+    newest=listed(integer(-1)),
+    given=integer(),
+    lag=integer(),
+    past=dict.fromkeys(('lost', 'stale', 'inserted', 'counted'), integer()),
+    facts=maybe(_facts_form),
+)
+_NEWS = listed(dict(steps=integer(), returns=listed(real()), successes=listed(real())))
+
+
+def _chunk_form(x):
+    form = dict(
+        items=listed(anything), at=integer(), over=flag, error=maybe(text), restart=integer()
     )
-
-# %% ../../nbs/parallel/stage.ipynb #9051384a
-def _end_all(end, workers, owner):
-    end([w for w in workers if not w.left], owner)
-    workers.clear()
+    more = {k: v for k, v in dict(facts=listed(_facts_form), news=_NEWS).items() if k in x}
+    return checked('Parallel', {**form, **more}, x)
 
 
-def _left(info):
-    "A worker that was ended, and whose chunks are still handed on"
-    w = Worker(info)
-    w.left = True
-    return w
-
-# %% ../../nbs/parallel/stage.ipynb #e1a50009
-@patch
-def resize(
-    self: Pipe,
-    num_workers: int,  # how many there are from now on
-):
-    "Add or remove workers of the `.parallel` in this chain, also while it runs"
-    s = self
-    while s is not None and not isinstance(s, Parallel):
-        s = upstream(s)
-    if s is None:
-        raise ArgumentError(
-            type(self).__name__, 'resize', 'a chain without workers', '.parallel in it'
-        )
-    s.resize(num_workers)
+_WORKER = dict(
+    state=anything,
+    restart=integer(),
+    over=flag,
+    first_key=integer(),
+    chunks=listed(_chunk_form),
+    **_COUNTED,
+)

@@ -101,7 +101,7 @@ class DueBatches(Pipe):
 
     def _count_rows(self, n):
         "Of `n` rows that came in, those beyond the warm-up count (in a frozen memory the warm-up is over)"
-        beyond = n if self.freeze_memory else max(0, self.memory.inserted - (self.warmup or 0))
+        beyond = n if self.freeze_memory else max(0, self.memory.added - (self.warmup or 0))
         self._counted += min(n, beyond)
 
     def _count_batch(self):
@@ -109,7 +109,7 @@ class DueBatches(Pipe):
 
     def _ready(self) -> bool:
         "Can a batch be drawn? Of several learners whose rows come alike, all ask where that depends on episodes"
-        here = len(self) >= self.needed(self.bs) and self.memory.inserted >= (self.warmup or 0)
+        here = len(self) >= self.needed(self.bs) and self.memory.added >= (self.warmup or 0)
         return here if self.ranks is None or not self.view.follows else self.ranks.all(here)
 
     def _batch_due(self) -> bool:
@@ -125,7 +125,7 @@ class DueBatches(Pipe):
             yield self._count_batch()
         while self._batch_due():
             yield self._count_batch()  # what an interrupted pass left
-        self._enough_at = self.memory.inserted
+        self._enough_at = self.memory.added
         for steps in self.blocks():
             if not self.freeze_memory:
                 self.add(steps)
@@ -141,7 +141,7 @@ class DueBatches(Pipe):
 
     def _check_enough(self, n):
         "Raise where all rows in memory are newer than the last batch that could be drawn: waiting doesn't help"
-        now = self.memory.inserted
+        now = self.memory.added
         if len(self) >= self.needed(self.bs):
             self._enough_at = now
         elif now - n - self._enough_at > self.max_sz:  # without the block that came last

@@ -7,11 +7,9 @@ __all__ = ['ExperienceReplay']
 
 # %% ../../nbs/replay/experience.ipynb #f755ce71
 from fastcore.meta import delegates
-from ..memory.priorities import Proportional
 from ..memory.samplers import Sampler, Uniform
 from ..memory.rows import Store
 from ..pipe import stage
-from .moments import view_by
 from .due_batches import DueBatches, Fixed
 from .replay import Replay
 
@@ -22,7 +20,6 @@ class ExperienceReplay(Replay):
 
     seed = Fixed()
     replacement = Fixed()
-    by = Fixed()
 
     @delegates(DueBatches.__init__)
     def __init__(
@@ -35,29 +32,16 @@ class ExperienceReplay(Replay):
         seed: int = None,  # of the draws; None: different draws each time
         sampler: Sampler = None,  # which rows to draw; None: all with the same probability
         store: Store = None,  # how rows become bytes; None: whole rows in main memory
-        by='row',  # what is drawn: each 'row', or each 'moment' of several agents, which a batch may hold twice
         **kwargs,  # when a batch is due
     ):
-        self.seed, self.replacement, self.by, view = (
-            seed,
-            replacement,
-            by,
-            view_by('ExperienceReplay', by),
-        )
-
-        def default():
-            if not view.follows:
-                return Uniform(seed, replacement)
-            # all alike
-            return Proportional(max_sz, alpha=0.0, seed=seed, stratified=not replacement)
-
+        self.seed = seed
+        self.replacement = replacement
         super().__init__(
             source,
             bs,
             max_sz,
             sampler=sampler,
-            default=default,
-            view=view,
+            default=lambda: Uniform(seed, replacement),
             store=store,
             needs=1 if replacement else None,
             **kwargs,

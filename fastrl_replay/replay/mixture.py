@@ -6,6 +6,7 @@
 __all__ = ['apportion', 'raw_weights', 'Mixture']
 
 # %% ../../nbs/replay/mixture.ipynb #5b53d94d
+from functools import lru_cache
 from itertools import repeat
 import numpy as np, torch
 from ..steps.batches import Sequences, burn_in_of, each_of
@@ -45,7 +46,8 @@ def apportion(
 # %% ../../nbs/replay/mixture.ipynb #704cd994
 def raw_weights(
     replay: Replay,  # of which rows are drawn
-    shard: bool = False,  # weigh 1/priority, as shards do? If not, the mean over the memory is 1 where beta is 1
+    shard: bool,  # weigh 1/priority, as shards do? If not, the mean over the memory is 1 where beta is 1
+    tops: list,  # gets the largest weight in the memory where the replay asks for weight_norm='memory'
 ):  # what `sample_weighted` takes
     "Importance weights on an absolute scale"
 
@@ -53,7 +55,9 @@ def raw_weights(
         if beta is None:
             return np.ones(n)
         scale = replay.sampler.mass if shard else len(replay.view)
-        return np.broadcast_to((scale * p) ** -beta, n).astype(float)
+        if replay.weight_norm == 'memory':
+            tops.append((scale * replay.sampler.least) ** -beta)
+        return (scale * p) ** -beta * np.ones(n)
 
     return weigh
 
@@ -170,9 +174,29 @@ class Mixture(Inspectable, Pipe):
         to: str,  # the name of a replay
     ) -> np.ndarray:  # the rows' keys in it
         "Add rows to one of the replays"
-        if to not in self.replays:
-            raise ArgumentError('Mixture', 'to', repr(to), f'one of {", ".join(self.replays)}')
-        return self.replays[to].add(steps)
+        return self._named(to).add(steps)
+
+    def _named(self, name):
+        if name in self.replays:
+            return self.replays[name]
+        raise ArgumentError('Mixture', 'to', repr(name), f'one of {", ".join(self.replays)}')
+
+    def add_step(
+        self,
+        obs,  # of one environment, or of each of several: a number, an array, a tensor, or a dict or tuple of these
+        action,  # what was done
+        reward,  # a number, or one for each environment
+        next_obs,  # the observation that followed
+        terminated,  # has the episode ended?
+        truncated=False,  # was it broken off?
+        *,
+        to: str = None,  # the name of a replay; None: the one that has a source, or the first one
+        **how,  # env_id, final_obs, autoreset_mode and further columns, as `add_step` of a replay takes them
+    ) -> np.ndarray:  # the keys of new rows in it
+        "Add a step from your own loop to one of the replays"
+        first = next(name for name, r in self.replays.items() if self.fed in (None, r))
+        replay = self._named(first if to is None else to)
+        return replay.add_step(obs, action, reward, next_obs, terminated, truncated, **how)
 
     def sample(
         self,
@@ -185,15 +209,17 @@ class Mixture(Inspectable, Pipe):
             if k and len(r) < r.needed(k):
                 raise NotEnoughRows(f'Mixture, replay {name!r}: {r.too_few(r.needed(k))}')
         parts = []
+        tops = [0.0]
         shard = self._is_shard
         for which, (r, k) in enumerate(zip(self.replays.values(), counts.tolist())):
             if not k:
                 continue
             with r.lock:
-                parts.append((which, r.sample_weighted(k, raw_weights(r, shard))))
+                parts.append((which, r.sample_weighted(k, raw_weights(r, shard, tops))))
         batch = _together(parts, len(self.replays), list(self.replays))
         if not shard:
-            each_of(batch)['weight'].div_(each_of(batch)['weight'].max())
+            weight = each_of(batch)['weight']
+            weight.div_(weight.max().clamp(min=max(tops)))
         set_replay(batch, self)
         self.batches = self.batches + 1
         self.carried = carried
@@ -223,10 +249,15 @@ class Mixture(Inspectable, Pipe):
         ]
         mine = [(r, k, t) for r, k, t in mine if len(k)]
         for r, k, t in mine:
-            with r.lock:
-                r.feedback(k, t)  # raises where something is wrong
+            r.check_feedback(k, t)
         for r, k, t in mine:
             r.update_priorities(k, t)
+
+    def keys_now(self, keys):  # of a state that was loaded
+        "The same keys as they are now"
+        many = len(self.replays)
+        moved = np.array([r.memory.moved for r in self.replays.values()])
+        return keys + many * moved[keys % many]
 
     def check_errors(self, who, keys, td):
         "Raise where one of the replays could not take errors of this form"
@@ -317,7 +348,7 @@ class Mixture(Inspectable, Pipe):
         replays = [*self.replays.values()]
         of = [each[each['replay'] == i] for i in range(len(replays))]
         parts = [
-            dict(r.scale(rows['weight'], 'batch'), drawable=len(r.view))
+            dict(r.scale(rows['weight'], r.weight_norm), drawable=len(r.view))
             for r, rows in zip(replays, of)
         ]
         main = replays[0] if self.fed is None else self.fed
@@ -325,27 +356,39 @@ class Mixture(Inspectable, Pipe):
         return dict(main.facts(of[replays.index(main)]), stale=int(stale), parts=parts)
 
 # %% ../../nbs/replay/mixture.ipynb #552f19cf
-def _form(batch):
-    return f'{type(batch).__name__} {["n", *batch.shape[1:]]}, {burn_in_of(batch)} of them burn-in'
-
-
-def _together(parts, many, names):
-    "Batches of several replays as one"
-    first = parts[0][1]
-    each = [each_of(b) for _, b in parts]
-    for (which, b), e in zip(parts, each):
-        differ = differing_columns(first.dtype, b.dtype) | differing_columns(each[0].dtype, e.dtype)
+@lru_cache(maxsize=64)
+def _joint_dtype(kinds):
+    "Make the dtype of the rows of several batches with a column for their replay, if they are alike"
+    first = kinds[0]
+    for kind in kinds:
+        differ = {}
+        for one, other in zip(first[1:3], kind[1:3]):
+            differ |= differing_columns(one, other)
         for n, (x, y) in differ.items():
             raise BlockError(
                 'Mixture',
-                f'column {n!r} of {names[which]!r}',
+                f'column {n!r} of {kind[0]!r}',
                 y or 'missing',
-                f'{x or "none"}, as in {names[parts[0][0]]!r}',
+                f'{x or "none"}, as in {first[0]!r}',
                 'the same columns in all replays',
             )
-        if _form(b) != _form(first):
-            raise BlockError('Mixture', f'batches of {names[which]!r}', _form(b), _form(first))
-    rows = joined(each, extend_dtype(each[0].dtype, replay='i4'))
+        if kind[3:] != first[3:]:
+            forms = (
+                f'{k[3].__name__} {["n", *k[4]]}, {k[5]} of them burn-in' for k in (kind, first)
+            )
+            raise BlockError('Mixture', f'batches of {kind[0]!r}', *forms)
+    return extend_dtype(first[2], replay='i4')
+
+
+def _together(parts, many, names):
+    "Join batches of several replays"
+    first = parts[0][1]
+    each = [each_of(b) for _, b in parts]
+    kinds = (
+        (names[which], b.dtype, e.dtype, type(b), b.shape[1:], burn_in_of(b))
+        for (which, b), e in zip(parts, each)
+    )
+    rows = joined(each, _joint_dtype(tuple(kinds)))
     replay = rows['replay']
     index = rows['index']
     replay[:] = torch.from_numpy(np.repeat([which for which, _ in parts], [len(e) for e in each]))

@@ -31,7 +31,7 @@ from ..steps.locks import DrawOrderLock, renew_in_child
 from ..look.remarks import with_priorities
 from ..look.memory_page import Inspectable
 from ..memory.directory import shard_path
-from ..memory.links import Places, as_keys
+from ..memory.links import Places
 from ..memory.samplers import Sampler, Uniform, drawn, importance_weights, left_out
 from ..memory.timeline import Timeline
 from ..pipe import Pipe, upstream
@@ -51,7 +51,6 @@ class Replay(Inspectable, SavedReplay):
         '_steps',
         '_opened',
         '_rewinds',
-        '_went_back',
         'lock',
         '_unfollowed',
         '_ones',
@@ -196,8 +195,10 @@ class Replay(Inspectable, SavedReplay):
         return pipe
 
     def clear(self):
-        "As before the first row; what lies on disk stays there"
-        self._fresh()
+        "As before the first row, but for keys, which are not given out again; rows on disk stay there"
+        with self.lock:
+            self.memory.close()
+            self._fresh()
 
     def _new_parts(self, older=None):  # a memory whose place the new one will take
         "Memory, sampler and view by name, with nothing in them"
@@ -208,18 +209,21 @@ class Replay(Inspectable, SavedReplay):
             if replay() is not None:
                 replay()._check_columns(dtype)
 
-        memory = Timeline(self.max_sz, self.store, who, check, older, view.counted)
+        memory = Timeline(
+            self.max_sz,
+            self.store,
+            who,
+            check,
+            older,
+            view.counted,
+            after=vars(self).get('memory'),
+            align=sampler.capacity or 1,
+        )
         sampler = sampler.fresh()
         view = view.fresh(memory, who)
         steps = StepRows(who, lambda: memory)
         return dict(
-            memory=memory,
-            sampler=sampler,
-            view=view,
-            _steps=steps,
-            _opened=False,
-            _rewinds=None,
-            _went_back=False,
+            memory=memory, sampler=sampler, view=view, _steps=steps, _opened=False, _rewinds=None
         )  # do they go on with what lay there? And see `_go_back`
 
     def _check_columns(self, dtype):
@@ -285,16 +289,16 @@ class Replay(Inspectable, SavedReplay):
         *,
         env_id=0,  # whose step it is, or that of the first of these, or of each
         final_obs=None,  # the last states of environments that have been reset already
-        **columns,  # what else is known of the step; and autoreset_mode='next_step', of a vector that resets in the next one
+        autoreset_mode=None,  # 'next_step' or 'same_step' if the environments of a vector reset themselves
+        **columns,  # what else is known of the step
     ) -> np.ndarray:  # the keys of new rows
         "Add a step from your own loop, or one of each environment of a vector"
-        values = step_values(
-            obs, action, reward, next_obs, terminated, truncated, env_id, final_obs, **columns
-        )
+        values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
+        how = env_id, final_obs, autoreset_mode
         with self.lock:
             if first := self._own_steps():
-                return self._pass_on(first, values)
-            rows = self._steps.make(*values)
+                return self._pass_on(first, values, how)
+            rows = self._steps.make(values, *how)
             # an interrupted call is made up for by the next one
             if self.view.follows:
                 rows = rows.copy()
@@ -302,9 +306,21 @@ class Replay(Inspectable, SavedReplay):
             self._steps.done()
             return keys
 
-    def _pass_on(self, first, values):
-        first.take(*values)
-        keys = [self.add(block) for block in self.blocks()]
+    def _pass_on(self, first, values, how):
+        "Add what the chain makes of a step; until rows have come through it, a refusal is undone"
+        chain = self._upstream()
+        before = None if first.proven else chain.state_dict()
+        steps = first.take(values, *how)
+        if self._initial is not None and len(steps):
+            self._check_initial(steps)
+        try:
+            first.give(steps)
+            keys = [self.add(block) for block in self.blocks()]
+        except Exception:
+            if before is not None:
+                chain.load_state_dict(before)
+            raise
+        first.proven = first.proven or len(keys) > 0
         return np.concatenate(keys) if keys else np.zeros(0, np.int64)
 
     def _catch_up(self):
@@ -312,12 +328,12 @@ class Replay(Inspectable, SavedReplay):
         end, oldest = self.memory.span
         if self.memory.rewinds != self._rewinds:
             self._go_back(self.memory.rewinds)
-        if not self._opened and end:
+        if not self._opened and end > self.memory.base:
             self._open_parts(end)
         sampler = self.sampler
         if self.view.follows:
             self._follow(end)
-        elif sampler.end != end or sampler.first < oldest:
+        elif self._opened and (sampler.end != end or sampler.first < oldest):
             first = max(sampler.end, oldest)
             sampler.added(first, end, oldest, **self._initial_priorities(first, end))
         return len(self.view) if self.view.follows else end - oldest
@@ -410,18 +426,7 @@ class Replay(Inspectable, SavedReplay):
         if view.follows:
             view = view.fresh(self.memory, type(self).__name__)
         # in one call
-        vars(self).update(
-            sampler=sampler, view=view, _opened=False, _rewinds=rewinds, _went_back=True
-        )
-
-    def feedback(self, keys, td) -> tuple:  # keys or places, their errors, how many are gone
-        "For what errors still count, as the view says"
-        try:
-            return self.view.feedback(keys, td)
-        except StaleKey:
-            if not self._went_back:
-                raise
-            return np.zeros(0, np.int64), np.zeros(0), np.size(as_keys(keys))
+        vars(self).update(sampler=sampler, view=view, _opened=False, _rewinds=rewinds)
 
     def sample_weighted(
         self,
@@ -493,12 +498,26 @@ class Replay(Inspectable, SavedReplay):
         "Give TD errors to the sampler; those of overwritten rows are dropped and counted"
         with self.lock:
             self._catch_up()
-            keys, td, stale = self.feedback(keys, td)
+            keys, td, stale = self.view.feedback(keys, td)
             # a forked child has not the right to write
             if len(keys):
                 self.memory.place.claim()
             self.sampler.update(keys, td)
             self.stale += stale
+
+    def check_feedback(self, keys, td):
+        "Raise where `update_priorities` would; nothing changes"
+        with self.lock:
+            self._catch_up()
+            keys, td, _ = self.view.feedback(keys, td)
+            if len(keys):
+                self.memory.place.claim()
+            if not self.sampler.lacks('priorities'):
+                self.sampler.priorities(td)
+
+    def keys_now(self, keys):  # of a state that was loaded, such as those of a batch that was saved
+        "The same keys as they are now"
+        return keys + self.memory.moved
 
     def check_errors(self, who, keys, td):
         "Raise where errors of this form can't be taken, whatever rows there are"
@@ -512,8 +531,8 @@ class Replay(Inspectable, SavedReplay):
             drawn = m.times_drawn
         drawn = drawn[drawn > 0]
         return dict(
-            inserted=m.inserted,
-            evicted=m.oldest,
+            inserted=m.added,
+            evicted=m.oldest - m.base,
             sampled=self.sampled,
             batches=self.batches,
             stale=self.stale,
@@ -655,7 +674,7 @@ class Replay(Inspectable, SavedReplay):
                 store.spare,
             )
         self._templates = sampler, view
-        if store is not None and store.folder is not None or not self.memory.inserted:
+        if store is not None and store.folder is not None or not self.memory.added:
             self._fresh()
         else:
             self.sampler.reseed(sampler.seed)  # None: another one in each
@@ -701,7 +720,7 @@ class Replay(Inspectable, SavedReplay):
         return dict(
             self.scale(each_of(batch)['weight'], self.weight_norm),
             rows=len(memory),
-            inserted=int(memory.inserted),
+            inserted=int(memory.added),
             counted=self._counted,
             stale=int(self.stale),
             age=float(memory.ages[0] / max(self.sampled, 1)),
@@ -717,9 +736,9 @@ class Replay(Inspectable, SavedReplay):
             sampler = self.sampler
             least = sampler.least * sampler.mass if n and sampler.keeps_least else 0.0
             return dict(
-                inserted=int(self.memory.inserted),
+                inserted=int(self.memory.added),
                 drawable=n,
-                mass=float(sampler.mass) if n else 0.0,
+                mass=float(getattr(sampler, 'total', sampler.mass)) if n else 0.0,
                 least=float(least),
             )
 

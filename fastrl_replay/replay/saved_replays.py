@@ -30,9 +30,9 @@ class SavedReplay(DueBatches):
             # of another replay, the one that saves does that
             if self._is_shard:
                 self.memory.flush()
-            return dict(
-                memory=self.memory.state_dict(), sampler=sampler, view=view, counters=counters
-            )
+            steps = self._steps.snapshot()
+            memory = self.memory.state_dict()
+            return dict(memory=memory, sampler=sampler, view=view, counters=counters, steps=steps)
 
     def check_state(self, state):
         "Parts that hold what was saved, and counters; an error where these are damaged, or of another kind of memory"
@@ -42,6 +42,7 @@ class SavedReplay(DueBatches):
         new = self._new_parts(self.memory)
         new['memory'].prepare(state['memory'])
         self._check_saved_columns(new['memory'])
+        new['_steps'].load(state['steps'])
         new['_opened'] = self._prepare_parts(new, state['sampler'], state['view'])
         return dict(new, **dict(zip(COUNTERS, state['counters'])), _unfollowed=None, _enough_at=0)
 
@@ -56,6 +57,7 @@ class SavedReplay(DueBatches):
             sampler=anything,
             view=anything,
             counters=listed(integer(), len(COUNTERS)),
+            steps=anything,
         )
         state = checked(type(self).__name__, form, state)
         self.memory.check_state(state['memory'])
@@ -78,6 +80,9 @@ class SavedReplay(DueBatches):
         if saved is None or (memory.reads_only or memory.missing) and self.view.follows:
             return False
         self.sampler.check_state(saved)
+        if saved['end'] and not self.view.follows:
+            moved = {k: saved[k] + memory.moved for k in ('first', 'end')}
+            saved = dict(saved, **moved)
         # its writer has gone on
         if memory.reads_only and saved['end'] != memory.span[0]:
             return False
@@ -87,7 +92,7 @@ class SavedReplay(DueBatches):
         if memory.missing:
             sampler.added(sampler.end, sampler.end, memory.oldest)
         self._check_saved_keys(memory, sampler)
-        return memory.inserted > 0
+        return memory.added > 0
 
     def _check_saved_columns(self, memory):
         try:
@@ -135,7 +140,7 @@ class SavedReplay(DueBatches):
 
     def __getstate__(self):
         state = Pipe.__getstate__(self)
-        if self.getstate_hook or not self.memory.is_open or not self.memory.inserted:
+        if self.getstate_hook or not self.memory.is_open or not self.memory.added:
             return state
         if (
             get_spawning_popen() is not None

@@ -16,7 +16,7 @@ from ..steps.errors import ArgumentError, BlockError, StaleKey, StateError
 from ..steps.row_dtypes import dtype_spec, leaves, padding, saved_dtype
 from ..envs.episodes import RowLayout
 from ..envs.numbering import MAX_ENVS, grown
-from ..memory.places import TOLD, in_parts
+from ..memory.places import in_parts
 from ..memory.links import reach
 from .views import View, fetched
 from ..steps.states import anything, array, checked, maybe, row_dtype
@@ -137,7 +137,7 @@ class SequenceView(View):
             rows = rows.astype(self._dtype)
         self._rereads = False
         self._track_rows(
-            rows, first, self._plan, self.memory.oldest - 1 if self.memory.place.lasts else -1
+            rows, first, self._plan, self.memory.lost if self.memory.place.lasts else -1
         )
 
     def _track_rows(self, rows, first, plan, gone):  # rows up to the key `gone` are lost; -1: none
@@ -184,7 +184,7 @@ class SequenceView(View):
         vars(self).update(
             table=table,
             _tracks=_Tracks(recent, hiddens, none, np.zeros((0, 3), np.int32)),
-            _counters=np.array([0, 0, len(table.first), 0, 0, 0]),
+            _counters=np.array([0, self.memory.base, len(table.first), self.memory.base, 0, 0]),
             _queue=nothing[0],
             _states=nothing[1],
             _nothing=nothing,
@@ -281,7 +281,7 @@ class SequenceView(View):
                     self.who, 'a memory on disk with damaged rows', f'env_id {low} to {high}'
                 )
             line.admit(rows['env_id'])
-            self._track_rows(rows, int(keys[0]), self._plan_of(rows.dtype), self.memory.oldest - 1)
+            self._track_rows(rows, int(keys[0]), self._plan_of(rows.dtype), self.memory.lost)
             self.drawable()
 
     def _begun(self, end) -> bool:
@@ -301,7 +301,7 @@ class SequenceView(View):
 
     def _noted(self, end) -> int:  # a key
         "Up to which row a process that only reads may follow: as far as the states of sequences are there"
-        told = self.memory.place.counters.item(TOLD)
+        told = self.memory.place.told_to
         now = monotonic()
         if not self.memory.reads_only or told >= end or not self._tracks.hiddens.shape[2]:
             return end
@@ -326,7 +326,7 @@ class SequenceView(View):
     def came(self, places):
         "The states from which new sequences start are kept in the memory's place; those of rows that lay there are read"
         place = self.memory.place
-        if self._rereads and self.followed <= place.counters.item(TOLD):
+        if self._rereads and self.followed <= place.told_to:
             self._read_states(places)
         else:
             place.keep('states', self.table.first[places] % place.ring, self.table.hidden[places])
@@ -481,6 +481,8 @@ class SequenceView(View):
             self.who, dict(table=table, tracks=tracks), {k: saved[k] for k in ('table', 'tracks')}
         )
         first = saved['table']['first']
+        first = saved['table']['first'] = np.where(first >= 0, first + m.moved, -1)
+        saved['tracks']['recent'] = saved['tracks']['recent'] + m.moved
         keys = first[first >= 0]
         for what, fine in dict(
             free=np.array_equal(np.sort(saved['table']['free']), np.flatnonzero(first < 0)),

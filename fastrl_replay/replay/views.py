@@ -12,7 +12,7 @@ from ..steps.compiled import njit
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError
 from ..memory.links import as_keys
-from ..memory.places import TOLD, in_parts
+from ..memory.places import in_parts
 from ..memory.samplers import left_out
 from ..memory.timeline import Timeline
 
@@ -48,12 +48,15 @@ def fetched(
 ) -> tuple:  # flat arrays, int64 and float64
     "Keys and errors, by one copy where both are on a device"
     both = isinstance(keys, torch.Tensor) and isinstance(td, torch.Tensor) and not keys.is_cpu
-    if both and keys.device == td.device and not td.is_complex():
-        n = keys.numel()
-        td = td.detach().reshape(-1).double()
-        both = torch.cat([keys.reshape(-1).long(), td.view(torch.int64)]).cpu().numpy()
-        keys = both[:n]
-        td = both[n:].view(np.float64)
+    if both and keys.device == td.device and td.is_floating_point():
+        n = 2 * keys.numel()
+        td = td.detach().reshape(-1)
+        td = td if td.dtype == torch.float64 else td.float()  # some devices have no doubles
+        kind = np.float64 if td.dtype == torch.float64 else np.float32
+        words = [keys.reshape(-1).long().view(torch.int32), td.view(torch.int32)]
+        both = torch.cat(words).cpu().numpy()
+        keys = both[:n].view(np.int64)
+        td = both[n:].view(kind)
     return np.ascontiguousarray(as_keys(keys, who=who)).ravel(), as_float64(who, td)
 
 # %% ../../nbs/replay/views.ipynb #dcc7a53d
@@ -125,7 +128,7 @@ class _OfPlaces:
     def note(self):
         "The sampler knows of all that was followed: what is written down of places is true for so many rows"
         if self.followed is not None and self.memory.place.holds:
-            self.memory.place.counters[TOLD] = self.followed
+            self.memory.place.told_to = self.followed
 
 # %% ../../nbs/replay/views.ipynb #d8001709
 class View(_OfPlaces):

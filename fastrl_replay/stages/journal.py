@@ -221,10 +221,17 @@ class Gather(Pipe):
             yield self._together()
 
     def _together(self):
-        steps = Steps.cat(self._waiting)
-        n = self.n if self.exact else len(steps)
-        self._wait([steps[n:]] if len(steps) > n else [])
-        return steps[:n]
+        taken = []
+        rest = [*self._waiting]
+        missing = self.n if self.exact else self._rows
+        while missing:
+            steps = rest.pop(0)
+            taken.append(steps[:missing])
+            if len(steps) > missing:
+                rest.insert(0, steps[missing:])
+            missing -= len(taken[-1])
+        self._wait(rest)
+        return Steps.cat(taken)
 
     rows = property(
         lambda self: pack(Steps.cat(self._waiting)) if self._waiting else None,

@@ -249,11 +249,11 @@ class RewardNorm:
             number('RewardNorm', 'gamma', gamma, 0, 1),
             number('RewardNorm', 'clip', clip, 1e-9),
         )
-        self.eps, self.moments, self.returns = (
-            number('RewardNorm', 'eps', eps),
-            Moments(),
-            np.zeros(0),
-        )
+        self.eps = number('RewardNorm', 'eps', eps)
+        self.moments = Moments()
+        # returns that are running, by the env_ids in order
+        self.env_ids = np.zeros(0, np.int32)
+        self.returns = np.zeros(0)
 
     def check(self, rows):
         "An error where a reward is not finite"
@@ -285,9 +285,14 @@ class RewardNorm:
     ):
         "Count the returns after these steps, too"
         self.check(rows)
-        envs, steps = (np.ascontiguousarray(rows[n]) for n in ('env_id', 'step_n'))
-        if len(envs) and envs.max() >= len(self.returns):
-            self.returns = np.append(self.returns, np.zeros(envs.max() + 1 - len(self.returns)))
+        running = self.returns != 0
+        env_ids = np.union1d(self.env_ids[running], rows['env_id'])
+        returns = np.zeros(len(env_ids))
+        returns[np.searchsorted(env_ids, self.env_ids[running])] = self.returns[running]
+        self.env_ids = env_ids
+        self.returns = returns
+        envs = np.searchsorted(env_ids, rows['env_id'])
+        steps = np.ascontiguousarray(rows['step_n'])
         r = rows['reward'].astype(np.float64)
         ended = rows['terminated'] | rows['truncated']
         self.moments.update(running_returns(r, envs, steps, ended, self.gamma, self.returns))
@@ -367,22 +372,27 @@ class UpdateNorms(Pipe):
         r = self.rewards
         return dict(
             states=s and [_numbers(m) for m in s.moments],
-            rewards=r and [_numbers(r.moments), torch.from_numpy(r.returns.copy())],
+            rewards=r and [_numbers(r.moments), *map(torch.tensor, (r.env_ids, r.returns))],
         )
 
     def check_state(self, state):
         most = np.finfo(np.float64).max
         s = self.states
         r = self.rewards
-        returns = array('f8', None, low=-most, high=most)
-        return checked(
+        returns = array('i4', None, low=0), array('f8', None, low=-most, high=most)
+        state = checked(
             'UpdateNorms',
             dict(
                 states=row(*map(_numbers_like, s.moments)) if s else exactly(None),
-                rewards=row(_numbers_like(r.moments), returns) if r else exactly(None),
+                rewards=row(_numbers_like(r.moments), *returns) if r else exactly(None),
             ),
             state,
         )
+        if r:
+            _, env_ids, returns = state['rewards']
+            if len(env_ids) != len(returns) or (np.diff(env_ids) <= 0).any():
+                raise StateError('UpdateNorms', 'saved env_ids', env_ids, 'one for each return')
+        return state
 
     def restore(self, state):
         "Go on from statistics that were saved"
@@ -390,8 +400,9 @@ class UpdateNorms(Pipe):
             _take(m, saved)
         if self.rewards is None:
             return
-        moments, returns = state['rewards']
+        moments, env_ids, returns = state['rewards']
         _take(self.rewards.moments, moments)
+        self.rewards.env_ids = env_ids.copy()
         self.rewards.returns = returns.copy()
 
 # %% ../../nbs/stages/normalisation.ipynb #42bae23d

@@ -7,7 +7,7 @@ __all__ = ['Sequences', 'each_of', 'burn_in_of']
 
 # %% ../../nbs/steps/batches.ipynb #52d57555
 from .core import Steps, pack, unpack
-from .errors import ArgumentTypeError
+from .errors import ArgumentTypeError, BlockError
 
 # %% ../../nbs/steps/batches.ipynb #c9119d73
 class Sequences(Steps):
@@ -105,6 +105,9 @@ class Sequences(Steps):
     def _joined(self, blocks):
         if not all(isinstance(b, Sequences) for b in blocks):
             return _steps_alone(self)
+        for b in blocks:
+            if b._split != self._split:
+                raise BlockError('Steps.cat', 'different burn_in', b._split, self._split)
         self._each = Steps.cat([b._each for b in blocks])
         return self
 

@@ -44,25 +44,31 @@ def described(x):
     return s if len(s) <= 60 else s[:59] + '…'
 
 # %% ../../nbs/steps/states.ipynb #fb5b1c06
-# levels of lists; bytes that a tensor may have beyond those of its memory
-_DEPTH = 100
-_REPEATED = 1 << 20
+_DEPTH = 100  # levels of lists
+_REPEATED = 1 << 20  # entries of lists, and bytes of tensors, that a state may repeat
 
 
 def plain(
     x,  # a state
     depth: int = 0,  # how deep it lies
+    seen: dict = None,  # identities of lists → how many entries and bytes were repeated so far
 ):  # dicts, lists, tuples, tensors that are dense, and whatever else there is
-    "The same data, in which tensors are no more than their numbers; a `Misfit` where that can't be"
+    "Return the same data without repetition; raise `Misfit` if it would be much larger than it is"
     if isinstance(x, torch.Tensor):
         return _dense(x)
     if type(x) not in (dict, OrderedDict, list, tuple):
         return x
+    seen = dict(repeated=0) if seen is None else seen
+    if id(x) in seen:
+        seen['repeated'] += len(x) + 1
+    seen[id(x)] = True
     if depth == _DEPTH:
         raise Misfit(f'lists in lists, {_DEPTH} levels deep', 'fewer')
+    if seen['repeated'] > _REPEATED:
+        raise Misfit('lists that contain each other many times', f'at most {_REPEATED} entries')
 
     def part(v):
-        return plain(v, depth + 1)
+        return plain(v, depth + 1, seen)
 
     if isinstance(x, dict):
         return {k: _inside(k, part, v) for k, v in x.items()}

@@ -55,6 +55,7 @@ def test_a_best_model_of_steps_that_were_lost_goes_back(tmp_path, monkeypatch):
 
 def test_a_new_run_leaves_no_best_model_of_an_older_one(tmp_path):
     (tmp_path/'r').mkdir()
+    (tmp_path/'r/config.json').write_text(json.dumps(dict(recipe='cartpole', id='older', settings={})))   # of a run that was killed early
     (tmp_path/'r/best.pt').write_bytes(b'old')
     tiny(tmp_path/'r')
     assert not (tmp_path/'r/best.pt').exists()

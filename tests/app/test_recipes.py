@@ -1,8 +1,6 @@
 """Recipes, runs and the command, attacked: odd settings files, runs killed at every moment, environments that can't be saved, words of errors."""
-import errno, json, math, os, random, signal, subprocess, sys, threading, time
-from contextlib import redirect_stdout
-from io import BytesIO, StringIO, TextIOWrapper
-from itertools import islice
+import errno, json, math, os, random, signal, sys, threading
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import fastrl_replay, gymnasium as gym, numpy as np, pytest, torch
@@ -170,11 +168,11 @@ def test_a_whole_users_file(data, said, tmp_path, capsys):
 MISTAKES = [   # (line, what it should say)
     ('trian cartpole', "did you mean 'train'"), ('train cartpoel', "did you mean 'cartpole'"), ('train cartpole --set gama=1', "did you mean 'gamma'"),
     ('train cartpole --set lr=slow', 'expected a number'), ('train cartpole --set lr', "got 'lr'; expected key=value, such as lr=0.0023"), ('train taxi --set gamma .9', "got 'gamma'; expected key=value, such as gamma=0.99"),
-    ('train --set lr=1 taxi', 'taxi --set'), ('compare taxi taxi-online --set lr', 'such as lr=0.5'), ('train cartpole --set =1', "got '=1'"), ('train cartpole --set network', 'such as network=256,256'),
+    ('train --set lr=1 taxi', 'taxi --set'), ('train cartpole --set =1', "got '=1'"), ('train cartpole --set network', 'such as network=256,256'),
     ('train', 'no recipe was named'),
     ('train --resume nowhere', 'no config.json'), ('eval nowhere', 'no config.json'), ('recipes taxy', "did you mean 'taxi'"),
     ('train cartpole --settings no.ini', 'no such file'), ('train cartpole --steps 100', 'more than the warmup'), ('train cartpole --set env=CartPole-v7', 'CartPole-v7'),
-    ('train cartpole --set memory=rank', 'begin with cartpole-per'), ('compare cartpole taxxi', "did you mean 'taxi'"), ('train cartpole --set envs=0', 'at least 1'),
+    ('train cartpole --set memory=rank', 'begin with cartpole-per'), ('train cartpole --set envs=0', 'at least 1'),
     ('train cartpole --set observe=7', "places in a flat observation"),
     ('train cartpole --set bs=8.5', 'a whole number'), ('train cartpole --set dueling=1', 'yes or no'), ('train cartpole --set like=taxi', "no setting 'like'"),
     *once('only SettingsError becomes a line; what stages, torch and gymnasium refuse while the agent is built is a traceback',
@@ -193,7 +191,7 @@ MISTAKES = [   # (line, what it should say)
         ('train cartpole --set lr_end=-1', 'lr')),
     *once('argparse speaks for itself: several lines of usage, `invalid _count value`, no nearest option',
         ('train cartpole --steps abc', "'abc'"), ('train cartpole --steps 0', 'at least 1'), ('train cartpole --steps -5', 'at least 1'), ('train cartpole --steps 1.5', "'1.5'"),
-        ('train cartpole --seed x', "'x'"), ('train cartpole --stps 5', '--steps'), ('eval', 'DIR'), ('compare', 'RECIPE'), ('compare cartpole --seeds 0', 'at least 1'), ('--hlep', '--help')),
+        ('train cartpole --seed x', "'x'"), ('train cartpole --stps 5', '--steps'), ('eval', 'DIR'), ('compare', 'RUN'), ('compare nowhere', 'no config.json'), ('--hlep', '--help')),
     *once('a weak reference that does not pickle, or a setting warmup that is missing', ('train taxi --workers 2', "setting 'workers'; got 2; expected 0 where exploring goes by episodes"),
         ('train taxi --shards 2', "setting 'shards'; got 2")),
     *once('an OSError is a traceback', ('train cartpole --out /dev/null', 'this is not a directory; got /dev/null'), ('train cartpole --out /dev/null/x', '/dev/null/x: Not a directory')),
@@ -311,8 +309,8 @@ def mine(tmp_path, monkeypatch):
 
 def wrote(out): return json.loads((Path(out)/'summary.json').read_text())
 
-def test_an_environment_from_the_working_directory(mine, here, capsys):
-    "In train, --resume, eval and compare, from a file and from --set; all results name it with its wrappers"
+def test_an_environment_from_the_working_directory(mine, capsys):
+    "In train, --resume and eval, from a file and from --set; all results name it with its wrappers"
     Path('settings.ini').write_text(f'[maze]  # my own\nlike = cartpole\nenv = {mine}:OwnMaze-v0(size=4)\n'
         f'wrappers = TimeLimit(max_episode_steps=9),\n    {mine}:Scale(factor=2, by=(3, 1))\n')
     title = f'maze on {mine}:OwnMaze-v0(size=4) with TimeLimit(max_episode_steps=9), {mine}:Scale(factor=2, by=(3, 1)), seed 0'
@@ -324,8 +322,6 @@ def test_an_environment_from_the_working_directory(mine, here, capsys):
     assert main(['train', '--resume', 'r', '--trust', '--steps', '400']) == 0 and wrote('r')['env_steps'] == 400
     del sys.modules[mine]
     assert main(['eval', 'r', '--trust', '--episodes', '2']) == 0 and f'{title}, after 400 steps\nmean return of 2 episodes without exploring: 24.0' in capsys.readouterr().out
-    assert main(['compare', 'maze', 'cartpole', '--seeds', '1', '--out', 'c', *SET, f'env={mine}:Maze']) == 0
-    assert f'| cartpole on {mine}:Maze |' in capsys.readouterr().out and json.loads(Path('c/compare.json').read_text())['maze'][0]['env'] == f'{mine}:Maze'
 
 def test_a_picture_names_what_was_run(mine, monkeypatch, tmp_path):
     "In its title"
@@ -364,9 +360,10 @@ def test_a_name_that_is_not_there_is_one_line(setting, said, mine, capsys):
     assert said.replace('{}', mine) in says(capsys, 'train', 'cartpole', *SET, setting.replace('{}', mine)) and [p.name for p in Path().iterdir() if p.name != '__pycache__'] == [f'{mine}.py']
 
 @pytest.mark.parametrize('option, value', [('data', 'rows.npz'), ('workers', '2'), ('shards', '2'), ('engine', 'ray'), ('address', 'auto'), ('seed', '3'), ('out', 'x'), ('settings', 'x')])
-def test_a_run_that_is_resumed_keeps_its_settings_and_says_so(option, value, capsys):
+def test_a_run_that_is_resumed_keeps_its_settings_and_says_so(option, value, whole, capsys):
     "An option that would change nothing is refused, --data too, which was taken and forgotten"
-    assert f'--{option} with --resume. Remedy: a run goes on as it began' in says(capsys, 'train', '--resume', 'nowhere', f'--{option}', value)
+    said = says(capsys, 'train', '--resume', whole, f'--{option}', value)
+    assert option in said and 'with --resume' in said and 'Remedy: a run goes on as it began' in said
 
 _WORDS = st.text('abzAZ09_-./+*~é€', min_size=1, max_size=8).filter(lambda w: isinstance(as_value(w), str) and w.lower() != 'none')
 _VALUES = st.recursive(st.integers(0, 10**6) | st.floats(-9, 9).filter(lambda x: not x.is_integer()) | st.booleans() | st.none() | _WORDS, lambda v: st.lists(v, max_size=3).map(tuple), max_leaves=6)
@@ -410,16 +407,6 @@ def test_a_run_whose_module_is_gone(command, mine, tmp_path, capsys, monkeypatch
     err = says(capsys, *command.split(), '../r', '--trust')
     assert f"there is no module '{mine}'" in err and f'the run began in {tmp_path}' in err
     assert {p.name: p.read_bytes() for p in (tmp_path/'r').iterdir()} == files
-
-def test_compare_does_not_take_a_run_on_something_else(mine, here, capsys):
-    "Other wrappers are other settings, also where the run was made before there were any"
-    line = ['compare', 'cartpole', '--seeds', '1', '--out', 'c', *SET]
-    assert main(line) == 0 and capsys.readouterr()
-    assert 'made with other settings: wrappers' in says(capsys, *line, 'wrappers=TimeLimit(9)')
-    config = json.loads(Path('c/cartpole-seed0/config.json').read_text())
-    del config['settings']['wrappers']
-    Path('c/cartpole-seed0/config.json').write_text(json.dumps(config))
-    assert 'made with other settings: wrappers' in says(capsys, *line, 'wrappers=TimeLimit(9)')
 
 # ---- a run on another machine ----
 
@@ -805,10 +792,10 @@ def test_ctrl_c_at_the_very_end_is_no_loss(whole, tmp_path):
 
 # ---- the command, from the outside of a run ----
 
-@pytest.mark.parametrize('args', [['train', 'cartpole', '--out', ''], ['train', '--resume', ''], ['compare', 'cartpole', '--out', '']])
+@pytest.mark.parametrize('args', [['train', 'cartpole', '--out', ''], ['train', '--resume', ''], ['compare', '']])
 def test_a_directory_that_is_no_word(args, capsys):
     "As of a variable that isn't set: it isn't taken for the default"
-    assert "'': expected a directory" in says(capsys, *args, *SET)
+    assert "'': expected a directory" in says(capsys, *args)
 
 def test_a_directory_where_nothing_can_be_written(tmp_path, capsys, monkeypatch):
     "One line that names it, before anything is trained"
@@ -822,7 +809,7 @@ def test_a_broken_file_in_the_working_directory(data, tmp_path, capsys, monkeypa
     "Each command says which file it is, and what to do where it is another program's"
     monkeypatch.chdir(tmp_path)
     (tmp_path/'settings.ini').write_bytes(data)
-    for line in ['recipes'], ['train', 'cartpole'], ['compare', 'cartpole'], ['train', 'cartpole', '--set', 'lr']:
+    for line in ['recipes'], ['train', 'cartpole'], ['train', 'cartpole', '--set', 'lr']:
         err = says(capsys, *line)
         assert f'Remedy: fix {tmp_path/"settings.ini"}, or read another file: --settings FILE' in err
     (tmp_path/'mine.ini').write_text('')
@@ -883,66 +870,36 @@ def test_where_output_has_no_such_letters(line, tmp_path, monkeypatch):
 
 # ---- compare ----
 
-@pytest.fixture
-def here(monkeypatch):
-    "compare's processes, in this one"
-    def run(command, **kw):
-        with redirect_stdout(out := StringIO()):
-            try: status, err = main(command[3:]), ''
-            except Exception as e: status, err = 1, f'Traceback (most recent call last):\n  …\n{type(e).__name__}: {e}\n'
-        return subprocess.CompletedProcess(command, status, out.getvalue(), err)
-    monkeypatch.setattr(commands.subprocess, 'run', run)
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+    "Directories of two finished runs"
+    out = tmp_path_factory.mktemp('finished')
+    for seed in range(2): tiny(out/f'seed{seed}', seed=seed).train()
+    return out
 
-def test_compare_again_does_only_what_is_missing(here, tmp_path, capsys):
-    "Runs that have ended stay; one that was stopped goes on; the table is of all"
-    line = ['compare', 'cartpole', 'cartpole-per', '--seeds', '2', '--out', str(tmp_path), *SET]
-    assert main(line) == 0
-    table = capsys.readouterr().out
-    began = {p: (p/'config.json').stat().st_mtime_ns for p in tmp_path.iterdir() if p.is_dir()}
-    assert len(began) == 4 and table.count('| cartpole') == 2 and (tmp_path/'compare.png').exists()
-    a, b = tmp_path/'cartpole-seed0', tmp_path/'cartpole-seed1'
-    (a/'summary.json').unlink(); (a/'checkpoint.pt').unlink()            # killed early
-    for p in b.iterdir(): p.unlink()
-    b.rmdir()
-    stop(tiny(b, seed=1), 200)                                           # stopped
-    def told(out): return [row.split('|')[:-2] for row in out.splitlines()[-4:-1]]   # the last column is seconds
-    assert main(line) == 0 and told(capsys.readouterr().out) == told(table)
-    assert {p: (p/'config.json').stat().st_mtime_ns for p in began if p not in (a, b)} == {p: t for p, t in began.items() if p not in (a, b)}
+def test_compare_prints_a_table_of_finished_runs_and_draws_them(finished, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(['compare', str(finished/'seed0'), str(finished/'seed1')]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f'| {finished}')]
+    for row, seed in zip(rows, (0, 1), strict=True):
+        s = wrote(finished/f'seed{seed}')
+        name, final, best, _, steps, seconds = (cell.strip().replace(',', '') for cell in row.strip('|').split('|'))
+        assert name == str(finished/f'seed{seed}') and int(steps) == s['env_steps'] and float(seconds) == pytest.approx(s['wall_s'], abs=.51)
+        assert float(final) == pytest.approx(s['final_return'], abs=.51) and float(best) == pytest.approx(s['best_return'], abs=.51)
+    assert (tmp_path/'compare.png').read_bytes().startswith(b'\x89PNG')
 
-def test_compare_with_other_settings_does_not_pass_off_old_runs(here, tmp_path, capsys):
-    "The same directory, but twice the steps: trained anew, gone on with, or an error; not the old numbers as if they were these"
-    line = ['compare', 'cartpole', '--seeds', '1', '--out', str(tmp_path), *SET]
-    assert main(line) == 0
-    status = main([*line, '--steps', '600'])
-    assert status == 2 or json.loads((tmp_path/'compare.json').read_text())['cartpole'][0]['env_steps'] == 600
+def test_compare_refuses_what_is_no_finished_run(finished, tmp_path, capsys):
+    "Each with what is missing, before anything is drawn; a run that was stopped is named with the command that ends it"
+    picture = tmp_path/'c.png'
+    stop(tiny(tmp_path/'stopped'), 200)
+    for name, said in {'nowhere': 'config.json', 'stopped': f'train --resume {tmp_path/"stopped"}'}.items():
+        err = says(capsys, 'compare', finished/'seed0', tmp_path/name, '--plot', picture)
+        assert str(tmp_path/name) in err and said in err
+    assert not picture.exists()
 
-def test_compare_says_which_run_failed(here, tmp_path, capsys, monkeypatch):
-    "In one line, and the other runs are kept"
-    monkeypatch.setattr(Fails, 'made', -10**6)
-    assert main(['compare', 'cartpole', '--seeds', '1', '--out', str(tmp_path), *SET, 'env=TestNanReward-v0']) == 2
-    assert 'cartpole with seed 0' in capsys.readouterr().err
-
-def test_compare_where_no_episode_has_ended(here, tmp_path, capsys, monkeypatch):
-    "A short trial of a long game: nothing to draw, no traceback"
-    monkeypatch.setattr('fastrl_replay.learning.evaluation.islice', lambda it, n: islice(it, n//50))   # not the whole of 10,000 steps
-    assert main(['compare', 'cartpole', '--seeds', '1', '--out', str(tmp_path), *SET, 'env=TestForever-v0', 'eval_every=1000']) == 0
-
-@pytest.mark.slow   # smaller: `test_compare_again_does_only_what_is_missing`
-def test_compare_two_at_a_time_stopped_and_repeated(tmp_path, request, capsys):
-    "Ctrl-C in a terminal reaches all its processes: they save; the same line again ends what was begun"
-    line = [sys.executable, '-m', 'fastrl_replay', 'compare', 'cartpole', 'cartpole-per', '--seeds', '1', '--jobs', '2', '--out', tmp_path/'c', *SET, 'steps=5_000', 'save_every=500', 'eval_every=30_000']
-    p = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while not (tmp_path/'c/cartpole-seed0/checkpoint.pt').exists():
-        assert p.poll() is None, p.communicate()
-        time.sleep(.05)
-    os.killpg(p.pid, signal.SIGINT)
-    out, err = p.communicate(timeout=60)
-    assert p.returncode == 130 and 'Traceback' not in err and not (tmp_path/'c/compare.json').exists(), err
-    stood = [*(tmp_path/'c').iterdir()]
-    request.getfixturevalue('here')
-    again = [str(a) for a in line[3:] if a not in ('--jobs', '2')]   # one at a time, since they are in this process now
-    assert main(again) == 0 and capsys.readouterr().out.count('| cartpole') == 2
-    assert all(json.loads((d/'summary.json').read_text())['env_steps'] == 5_000 for d in stood)
+def test_offline_runs_are_compared_by_their_evaluations(recordings, tmp_path):
+    start(recipe('cartpole-offline', data=str(recordings/'rows.npz'), **OFFLINE), tmp_path/'r').train()
+    assert main(['compare', str(tmp_path/'r'), '--plot', str(tmp_path/'c.png')]) == 0 and (tmp_path/'c.png').exists()
 
 # ---- recorded rows ----
 
@@ -1010,8 +967,3 @@ def test_train_from_recorded_rows_by_the_command(recordings, tmp_path, monkeypat
     assert main(['eval', str(tmp_path/'r')]) == 0   # from any directory: the data isn't read
     assert main(['train', 'cartpole-offline', '--data', 'rwos', '--out', str(tmp_path/'s')]) and 'there is nothing of this name' in capsys.readouterr().err
 
-def test_offline_runs_are_compared_by_their_evaluations(recordings, tmp_path, capsys):
-    settings = [f'{k}={v[0] if isinstance(v, tuple) else v}' for k, v in {**OFFLINE, 'data': recordings/'rows.npz'}.items()]
-    assert main(['compare', 'cartpole-offline', '--seeds', '1', '--out', str(tmp_path/'c'), '--set', *settings]) == 0
-    run, = json.loads((tmp_path/'c'/'compare.json').read_text())['cartpole-offline']
-    assert (run['by'], run['x'], len(run['y'])) == ('updates', [30, 60], 2)

@@ -40,6 +40,6 @@ def test_an_environment_of_other_rows_is_left_out_and_said(rows, capsys):
     assert 'the environment is left out: its states are float32[3]' in capsys.readouterr().err
     assert minari.load_dataset('pole/other-v0').env_spec is None
 
-@pytest.mark.parametrize('line,said', [('rows --export rows.npz --author Ada', '--author; got --export rows.npz; expected --export minari'), ('rows --author Ada', '--author'),
+@pytest.mark.parametrize('line,said', [('rows --export rows.npz --author Ada', '--export; got rows.npz; expected --export minari'), ('rows --author Ada', '--author'),
     ('rows --export minari:pole/x-v0 --env CartPol-v1', "did you mean 'CartPole-v1'")])
 def test_facts_that_go_nowhere_are_refused(line, said, rows, capsys): assert said in says(capsys, 'memory', *line.split())

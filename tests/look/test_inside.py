@@ -31,12 +31,6 @@ def rows_for(kind, n, first=0):
         rows['env_id'], rows['episode_n'], rows['step_n'] = np.arange(n) % 2, first + 1 + np.arange(n)//20, np.arange(n) % 20//2 + 1
         rows['terminated'] = rows['step_n'] == 10
         return Steps(rows)
-    if kind == 'moments':
-        rows = np.zeros(n, step_dtype(spaces.Box(-9, 9, (2,)), spaces.Discrete(2), agent='i4', moment='i4'))
-        rows['agent'] = rows['env_id'] = np.arange(n) % 3
-        rows['moment'] = rows['step_n'] = first + 1 + np.arange(n)//3
-        rows['episode_n'] = 1
-        return Steps(rows)
     return story(n, seed=n, first=first)
 
 KINDS = dict(
@@ -44,8 +38,7 @@ KINDS = dict(
     proportional=lambda s: PrioritizedReplay(bs=4, max_sz=60, seed=0, store=s), rank=lambda s: PrioritizedReplay(bs=4, max_sz=60, kind='rank', seed=0, store=s),
     mine=lambda s: ExperienceReplay(bs=4, max_sz=60, sampler=Mine(0), store=s), frames=lambda s: ExperienceReplay(bs=4, max_sz=60, seed=0, store=s),
     sequences=lambda s: SequenceReplay(bs=4, max_sz=60, length=4, burn_in=1, overlap=2, seed=0, store=s),
-    hindsight=lambda s: HindsightReplay(bs=4, max_sz=60, seed=0, store=s, reward=lambda a, d, i: np.zeros(len(a))),
-    moments=lambda s: ExperienceReplay(bs=2, max_sz=60, seed=0, store=s, by='moment'))
+    hindsight=lambda s: HindsightReplay(bs=4, max_sz=60, seed=0, store=s, reward=lambda a, d, i: np.zeros(len(a))))
 PLACES = 'main memory', 'directory', 'cpu'
 
 def store_in(place, kind, tmp_path, **more):
@@ -99,7 +92,6 @@ def test_what_can_be_drawn_is_told(kind, place, tmp_path):
         table = replay.table
         lengths = dict(zip(table.first[table.first >= 0].tolist(), table.steps[table.first >= 0].tolist()))
         assert dict(zip(draw['key'].tolist(), draw['length'].tolist())) == lengths
-    if kind == 'moments': assert (draw['length'][:-1] == 3).all()
     replay.close()
 
 @pytest.mark.parametrize('place', PLACES)
@@ -127,7 +119,7 @@ def test_looking_changes_nothing(kind, place, tmp_path):
         for n, x in seen[part].items(): assert x is None or np.array_equal(x, kept[part][n])
     a.close(), b.close()
 
-@pytest.mark.parametrize('kind', ['timeline', 'uniform', 'proportional', 'rank', 'frames', 'sequences', 'moments'])
+@pytest.mark.parametrize('kind', ['timeline', 'uniform', 'proportional', 'rank', 'frames', 'sequences'])
 def test_a_reader_sees_what_the_writer_left(kind, tmp_path):
     "By `open_memory`, and by a replay with mode='r'; the directory stays as it is"
     writer = filled(kind, 'directory', tmp_path)

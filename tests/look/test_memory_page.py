@@ -75,12 +75,6 @@ def goals(n):
 
 def in_hindsight(): return HindsightReplay(bs=4, max_sz=90, reward=lambda a, d, info: -np.abs(a - d).sum(-1), seed=0)
 
-def of_agents(n):
-    "Three agents at each moment"
-    steps = rows_of(n, envs=3, agent='i4', moment='i4')
-    steps.rows['agent'], steps.rows['moment'] = steps.rows['env_id'], np.arange(n)//3
-    return steps
-
 def merged():
     "Rows of three steps"
     replay = ExperienceReplay(NStep([rows_of(60)[i:i+6] for i in range(0, 60, 6)], 3, .5), bs=2, max_sz=90, seed=0)
@@ -96,7 +90,7 @@ def memories(tmp):
         uniform=drawn(having(ExperienceReplay(bs=2, max_sz=90, seed=0), rows_of(60)), 3),
         kept=drawn(having(PrioritizedReplay(bs=2, max_sz=90, seed=0, store=Rows(tmp/'m')), rows_of(120)), 3),
         device=drawn(having(PrioritizedReplay(bs=2, max_sz=90, seed=0, store=Rows(device='cpu')), rows_of(120)), 3),
-        moments=drawn(having(ExperienceReplay(bs=2, max_sz=90, seed=0, by='moment'), of_agents(90)), 3), steps=drawn(merged(), 3),
+        steps=drawn(merged(), 3),
         timeline=having(Timeline(50), rows_of(70)), ranked=drawn(having(PrioritizedReplay(bs=2, max_sz=90, kind='rank', seed=0), rows_of(70)), 3),
         mixture=Mixture({'a': small(), 'b': small(70)}, dict(a=.5, b=.5)))
 
@@ -333,7 +327,7 @@ def search(browser, text):
     time.sleep(.2)
     return here(browser)
 
-NAMES = 'small hindsight sequences frames uniform kept device moments steps timeline ranked mixture million hostile empty'.split()
+NAMES = 'small hindsight sequences frames uniform kept device steps timeline ranked mixture million hostile empty'.split()
 
 @pytest.mark.browser
 @pytest.mark.parametrize('name', NAMES)

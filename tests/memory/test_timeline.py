@@ -368,7 +368,7 @@ def test_a_used_memory_becomes_the_saved_one():
     "Whatever it held, columns included"
     line,other = filled(3, 5),filled(9, 5, dtype=KINDS['odd'])
     other.load_state_dict(line.state_dict())
-    assert other[:] == line[:] and other.dtype == line.dtype and other.inserted == 3
+    assert other[:] == line[:] and other.dtype == line.dtype and other.added == 3
     other.load_state_dict(Timeline(5).state_dict())
     assert len(other) == 0 and other.dtype is None
     with pytest.raises(ValueError, match='more rows than this one has room for; got 3; expected at most max_sz=2'): Timeline(2).load_state_dict(line.state_dict())
@@ -384,3 +384,24 @@ def test_places_that_are_not_there():
 def test_iteration_gives_every_row_once():
     line = filled(5000, 3000)
     assert [s.total_reward.item() for s in line] == list(range(2001, 5001)) and next(iter(line)).shape == ()
+
+# ---- a column ----
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_column_alone_is_that_of_all_rows(kind):
+    from fastrl_replay.memory.frames import Frames
+    for store in None, Frames(columns=[n for n, d in leaves(filled(dtype=KINDS[kind])[:].rows) if n.startswith('state')]):
+        line = Timeline(5, store)
+        line.add(Steps(episode(8, dtype=KINDS[kind])))
+        whole = line[:]
+        for name in line.dtype.names:
+            assert same(line[name], whole[name]), name
+
+def test_a_column_reads_no_whole_rows():
+    import tracemalloc
+    dtype = step_dtype(spaces.Box(0, 255, (100_000,), np.uint8), spaces.Discrete(2))
+    line = Timeline(100)
+    line.add(Steps(np.zeros(100, dtype)))
+    tracemalloc.start()
+    try: assert line.reward.shape == (100,) and tracemalloc.get_traced_memory()[1] < 1e6
+    finally: tracemalloc.stop()

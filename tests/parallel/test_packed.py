@@ -50,7 +50,7 @@ def some(pipe, n=16):
         seen.append(batch)
     return seen
 
-def waiting(pipe): return {type(item) for chunk in pipe._chunks() for item in chunk['items']}
+def waiting(pipe): return {type(item) for chunk in [*(c for w in pipe._workers for c in w.chunks), pipe._now] if chunk for item in chunk['items']}
 
 @pytest.mark.parametrize('engine', ENGINES, indirect=True)
 @pytest.mark.parametrize('compress', [None, 'lz4', pytest.param('zstd', marks=pytest.mark.slow)])

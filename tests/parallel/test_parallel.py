@@ -183,6 +183,18 @@ def test_weights_arrive_whole_and_in_time(method):
     assert pipe.stats()['lag_max'] == 5 == pipe.stats()['lag_bound']
     pipe.close()
 
+@pytest.mark.parametrize('every, copies', [(1, 4), (4, 3), (7, 3), (100, 2)])
+def test_weights_are_written_no_oftener_than_asked(every, copies):
+    "Their age keeps its bound, and no more versions lie there than may be in use"
+    policy, ages = Versioned(), []
+    with GymStepper(short, policy).parallel(3, chunk=2, weights_every=every, **FORK) as pipe:
+        for k, block in enumerate(islice(pipe, 60)):
+            ages.append(k - int(block.version))
+            policy.bump(k + 1)
+        stats, there = pipe.stats(), pipe._weights.copies
+    assert stats['weights_written'] <= 60//every + 2 and max(ages) == stats['lag_max'] <= stats['lag_bound'] == 7 + every - 1
+    assert there == copies
+
 def test_a_learner_is_followed():
     "In-place updates by an optimizer, and weights that are loaded or replaced by .data"
     net, number = nn.Linear(1, 1, bias=False), lambda: net.weight.item()
@@ -375,7 +387,7 @@ def test_saving_where_a_worker_has_failed():
 
 def test_mistaken_arguments():
     s = GymStepper('CartPole-v1')
-    for kw in dict(num_workers=-1), dict(num_workers=True), dict(num_workers='2'), dict(ahead=0), dict(chunk=0), dict(chunk=1.5), dict(restarts=-1), dict(method='threads'):
+    for kw in dict(num_workers=-1), dict(num_workers=True), dict(num_workers='2'), dict(num_workers=1 << 70), dict(num_workers=1 << 16 | 1), dict(ahead=0), dict(chunk=0), dict(chunk=1.5), dict(restarts=-1), dict(method='threads'):
         with pytest.raises(ValueError, match=f'Parallel: {[*kw][0]}; got'): s.parallel(**kw)
     with pytest.raises(ValueError, match='every worker would give these same items'): Items([]).n_step(2, .9).parallel(2)
     assert 'parallel(num_workers=3' in repr(s.parallel(3))

@@ -148,7 +148,8 @@ def test_a_stopped_rank_is_known():
         assert ranks._stopped() == [f'rank 1 is stopped: `kill -CONT {p.pid}` lets it go on']
     finally: p.kill(); p.wait()
 
-@pytest.mark.parametrize('what, said', [('networks', r'join: networks; got \[\d+, 4\] torch.float32 in rank'), ('memory', 'join: chain; got'), ('ratio', 'join: ratio; got')])
+@pytest.mark.parametrize('what, said', [('networks', r'join: networks; got \[\d+, 4\] torch.float32 in rank'), ('memory', 'join: chain; got'), ('ratio', 'join: ratio; got'),
+    *((k, rf'join: .*{k}') for k in ('lr', 'tau', 'target_every', 'gamma', 'n', 'alpha', 'optimizer')), ('schedule', 'join: .*lr')])
 def test_ranks_that_differ_are_told_at_once(what, said):
     "Both of them; one was ended by gloo with a signal, or both waited for half an hour"
     began = time.monotonic()
@@ -248,6 +249,25 @@ def test_a_rank_that_is_killed(whole, tmp_path, restarts):
     if not restarts: train(2, '--resume', out, cwd=tmp_path)
     assert timeless(metrics(out)) == timeless(metrics(whole[0]))
     for a, b in zip(nets(out, 2), nets(whole[0], 2)): assert same_tensors(a['pipe']['own'], b['pipe']['own'])
+
+@pytest.mark.skipif(not Path('/proc/self').exists(), reason='processes are found in /proc')
+def test_ranks_end_with_their_launcher(tmp_path):
+    "Killed, it ends nobody; they save, and don't go on alone"
+    out = tmp_path/'orphans'
+    torchrun = [sys.executable, '-W', 'ignore', '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2']
+    p = subprocess.Popen([*torchrun, '-m', 'fastrl_replay', 'train', 'cartpole-per', '--steps', '300000', '--out', str(out), *QUICK], env=ENV,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 90
+    while time.monotonic() < until and not ((out/'metrics.jsonl').exists() and metrics(out)): time.sleep(.02)
+    ranks = [*rank_processes(out).values()]
+    p.kill()
+    p.wait()
+    killed = time.monotonic()
+    while any(Path(f'/proc/{r}').exists() for r in ranks) and time.monotonic() < killed + 60: time.sleep(.1)
+    took = time.monotonic() - killed
+    for r in ranks:
+        if Path(f'/proc/{r}').exists(): os.kill(r, signal.SIGKILL)
+    assert len(ranks) == 2 and took < 20, took
 
 @pytest.mark.parametrize('changes, said', [
     (['cartpole', '--shards', '2'], "setting 'shards' with 2 learners (--nproc-per-node); got 2; expected 0. Remedy: --set shards=0"),

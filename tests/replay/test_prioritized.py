@@ -472,11 +472,13 @@ def test_a_state_is_a_copy_and_may_be_loaded_over_another():
         state, kept = a.state_dict(), everything(a)
         b.update_priorities(b.add(numbered(20)), range(100, 120)); b.sample()
         b.load_state_dict(state)
+        first = b.memory.base   # keys that were given out before are not given out again
         want = draws(b, 5)
-        b.update_priorities([0, 1], [70, 80]); b.add(numbered(9, 5))
-        assert same(state, kept) and want == draws(a, 5)
+        b.update_priorities([first, first + 1], [70, 80]); b.add(numbered(9, 5))
+        assert first == 21 and same(state, kept) and want == [[k + first for k in d] for d in draws(a, 5)]
         a.update_priorities([0, 1], [70, 80]); a.add(numbered(9, 5))
-        assert same(a.state_dict(), b.state_dict())
+        assert draws(b, 5) == [[k + first for k in d] for d in draws(a, 5)]
+        assert a.memory[:] == b.memory[:] and np.array_equal(a.sampler.kept(), b.sampler.kept())
 
 def test_foreign_states_are_refused_and_change_nothing():
     "Of a uniform replay, of a fuller one, of another stage; and the other way round"
@@ -635,3 +637,29 @@ def test_errors_that_are_no_real_numbers_are_refused(keys, td):
     replay.add(numbered(10))
     with pytest.raises(ArgumentTypeError, match='update_priorities: TD errors; got .*; expected real numbers'):
         replay.update_priorities(keys, td)
+
+def test_ranks_with_a_large_alpha():
+    "The smallest probability is no number any more: it was divided by"
+    replay = PrioritizedReplay(bs=4, max_sz=50, kind='rank', alpha=500, weight_norm='memory', seed=0)
+    replay.update_priorities(replay.add(numbered(50)), range(50))
+    batch = replay.sample()
+    assert batch.index.tolist() == [49]*4 and torch.isfinite(batch.weight).all()
+
+def test_feedback_on_a_device_asks_for_no_doubles():
+    "Some devices have none; here one that computes nothing"
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from fastrl_replay.replay.views import fetched
+    asked = []
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, f, types, args=(), kw=None):
+            if f is torch.ops.aten._to_copy.default and (kw or {}).get('device') == torch.device('cpu'):
+                return torch.zeros(args[0].shape, dtype=args[0].dtype)
+            out = f(*args, **(kw or {}))
+            asked.append(out.dtype)
+            return out
+    keys = torch.zeros(3, dtype=torch.int64, device='meta')
+    for kind in torch.float32, torch.float16, torch.bfloat16:
+        td = torch.zeros(3, dtype=kind, device='meta')
+        with Watch(): keys_here, td_here = fetched('here', keys, td)
+        assert keys_here.tolist() == td_here.tolist() == [0]*3 and td_here.dtype == np.float64
+    assert asked and torch.float64 not in asked

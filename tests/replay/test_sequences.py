@@ -30,9 +30,10 @@ def test_a_mixture_of_other_sequences_is_refused(what):
     with pytest.raises(BlockError, match="batches of 'b'.*2 of them burn-in" if what == 'burn_in' else "column 'hidden' of 'b'"): Mixture(dict(a=a, b=b)).sample()
 
 def present(replay):
-    "First key → (steps, priority) of what can be drawn"
+    "First row → (steps, priority) of what can be drawn"
     t, p = replay.table, replay.sampler.tree
-    return {} if t is None else {int(t.first[i]): (int(t.steps[i]), float(p[i])) for i in np.flatnonzero(t.first >= 0)}
+    base = replay.memory.base
+    return {} if t is None else {int(t.first[i] - base): (int(t.steps[i]), float(p[i])) for i in np.flatnonzero(t.first >= 0)}
 
 def bytes_beside(replay):
     "Of view and sampler: all arrays, also those that kernels are given to write into"

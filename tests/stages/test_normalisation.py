@@ -177,3 +177,24 @@ def test_recipes_have_normalisation_as_settings(name):
 def test_recipes_refuse_normalisation_where_steps_are_elsewhere(key, change):
     "Shards, recorded rows"
     with pytest.raises(SettingsError, match=f"setting '{key}'"): Agent(recipe('cartpole', **{key: True}, **change).settings)
+
+def test_returns_of_environments_with_large_numbers_take_no_more_room():
+    "Four episodes each of new env_ids, up to the largest; what is saved are the two that go on"
+    def rows(ids, ended):
+        block = np.zeros(len(ids), [('reward', 'f4'), ('env_id', 'i4'), ('step_n', 'i4'), ('terminated', '?'), ('truncated', '?')])
+        block['env_id'], block['reward'], block['step_n'], block['terminated'] = ids, 1 + np.arange(len(ids)), 2, ended
+        return block
+    norm, same = RewardNorm(.5), RewardNorm(.5)
+    last = 2**24 - 1
+    for i in range(4):
+        norm.update(rows([last, i + 7, 3, last], [False, True, False, False]))
+        same.update(rows([2, 1, 0, 2], [False, True, False, False]))
+    assert norm.moments.std(0) == same.moments.std(0)
+    env = GymStepper('CartPole-v1', seed=0).update_norms(rewards=norm)
+    state = through_file(env.state_dict())
+    copy = GymStepper('CartPole-v1', seed=0).update_norms(rewards=RewardNorm(.5))
+    copy.load_state_dict(state)
+    for n in norm, copy.rewards: n.update(rows([last, 3, 5], [True, True, True]))
+    same.update(rows([2, 0, 4], [True, True, True]))
+    assert norm.moments.std(0) == copy.rewards.moments.std(0) == same.moments.std(0)
+    assert sum(a.nbytes for a in vars(norm).values() if isinstance(a, np.ndarray)) < 200

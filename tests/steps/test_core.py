@@ -457,3 +457,12 @@ def test_blocks_with_other_columns_name_those_that_differ():
     "And not two whole dtypes"
     a, b = (Steps(np.zeros(2, np.dtype([('x', 'f4'), ('y', 'i8'), *more], align=True))) for more in ([], [('z', 'f8')]))
     with pytest.raises(BlockError, match=r"^Steps.cat: different columns; got 'z' float64; expected no 'z'$"): Steps.cat([a, b])
+
+def test_sequences_with_other_burn_in_are_not_joined():
+    from fastrl_replay.steps.batches import Sequences
+    from fastrl_replay.steps.errors import BlockError
+    rows = np.zeros((2, 5), step_dtype(spaces.Discrete(3), spaces.Discrete(2)))
+    each = Steps(np.zeros(2, [('index', 'i8')]))
+    a, b, c = (Sequences(rows, each, k) for k in (2, 2, 3))
+    assert Steps.cat([a, b]).burn_in.shape == (4, 2)
+    with pytest.raises(BlockError, match='burn_in; got 3; expected 2'): Steps.cat([a, b, c])

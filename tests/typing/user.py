@@ -55,7 +55,6 @@ source: Pipe = Items(['CartPole-v1']).gym_step(policy, seed=1, info=('action_mas
 scripted = GymStepper([ScriptedEnv(*script(3, 2).values())], seed=0)
 vector = ScriptedVectorEnv([script(3), script(2)])
 blocks: list = scripted_steps([script(3)], 4)
-groups = AgentGroups(object(), dict(wolves=['a', 'b'], sheep=['c']), policies=dict(wolves=policy))
 team = GymStepper(Agents(object(), room=4), policy)
 
 # ---- stages ----
@@ -108,7 +107,7 @@ size: int = len(replay)
 batches: Iterator[Any] = iter(replay)
 print(replay.memory[-3:], replay.memory[0].reward, replay.stats()['rows'], replay.page('memory.html'), replay.show())
 replay.load_state_dict(replay.state_dict())
-own = OwnSteps().n_step(3, .99).experience_replay(bs=4, sampler=Newest(seed=0), by='moment')
+own = OwnSteps().n_step(3, .99).experience_replay(bs=4, sampler=Newest(seed=0))
 sequences: SequenceReplay = journal.sequence_replay(bs=4, length=8, burn_in=2, overlap=4, state='zero', beta=.6)
 drawn: Sequences = next(iter(sequences))
 drawn.update_priorities(drawn.train.reward)
@@ -121,7 +120,7 @@ for store in (Rows(), Rows('memory', spare=100), Rows(device='cuda'), Frames(sta
 with ExperienceReplay(merged, bs=4, sampler=Uniform(0, replacement=True)) as opened: opened.memory.flush()
 line = Timeline(100, store=Rows())
 line.add(steps)
-print(line[3:].reward, line.reward, line.times_drawn.mean(), line.windows([0, 1], 3), len(line), Moments(2))
+print(line[3:].reward, line.reward, line.times_drawn.mean(), line.windows([0, 1], 3), len(line))
 tree, ranks = SumTree(8), RankTree(8)
 tree.update(np.arange(3), np.ones(3))
 places, priorities = tree.sample(4, np.random.default_rng(0))
@@ -141,7 +140,7 @@ targets: torch.Tensor = double_q_target(batch.reward, batch.reward, parts, parts
 # ---- processes and loaders ----
 
 parallel: Parallel = stepper.parallel(4, ahead=8, ordered=False, restarts=3)
-shards = replay.parallel(2, engine='ray', shares='mass')
+shards = replay.parallel(2, engine='ray', weights_every=64)
 cluster = replay.parallel(2, engine=RayEngine(num_cpus=.5, address='auto'))
 ahead: Prefetch = replay.prefetch(2, device='cuda')
 dataset, node = replay.stateful(), replay.node()

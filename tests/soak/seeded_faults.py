@@ -1,0 +1,383 @@
+"""Seed faults into copies of the package, one at a time, and run the tests that hold the guarantee that it breaks.
+
+    python tests/soak/seeded_faults.py [--only WORD] [--list]
+
+`GUARANTEES` names the tests that hold each guarantee of the design, `FAULTS` has at least two faults for each. Every fault must
+be caught: the script ends with status 1 and the names of those that were not. It takes about ten minutes.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+GUARANTEES = {
+    1: (
+        'True transitions: no row, n-step return, sequence or relabeled goal crosses an episode, and truncation bootstraps',
+        'envs/test_envs.py envs/test_own_steps.py envs/test_restarts.py stages/test_nstep.py stages/test_sequence.py '
+        'replay/test_sequences.py replay/test_hindsight.py',
+    ),
+    2: (
+        'Stale keys are detected, and keys are never given out twice',
+        'replay/test_keys.py replay/test_prioritized.py',
+    ),
+    3: (
+        'A rejected block changes nothing',
+        'test_blocks.py replay/test_replay.py memory/test_sumtree.py envs/test_own_steps.py',
+    ),
+    4: (
+        'An interrupt or exception leaves the memory valid',
+        'test_interrupts.py test_boundaries.py',
+    ),
+    5: (
+        'Exact checkpoints between items',
+        'test_pipe.py replay/test_replay.py learning/test_learners.py envs/test_envs.py memory/test_samplers.py',
+    ),
+    6: (
+        'kill -9 loses nothing that was committed to a directory; readers see no torn row',
+        'memory/test_disk.py',
+    ),
+    7: (
+        'Untrusted files cannot execute code, crash or hang the process, or reach other files',
+        'app/test_files_of_others.py app/test_best.py data/test_data.py',
+    ),
+    8: (
+        'No hang: a worker that dies is noticed, named, and restarted or raised',
+        'parallel/test_parallel.py',
+    ),
+    9: (
+        'The same seed gives the same stream, batches and training',
+        'replay/test_replay.py envs/test_envs.py learning/test_policies.py',
+    ),
+    10: (
+        'The mathematics: priorities, probabilities, weights, losses',
+        'memory/test_sumtree.py memory/test_ranktree.py memory/test_samplers.py replay/test_prioritized.py learning/test_losses.py',
+    ),
+}
+
+
+class Fault(NamedTuple):
+    guarantee: int
+    module: str  # in fastrl_replay
+    text: str  # occurs once
+    instead: str
+    tests: str  # files and options of pytest
+
+
+FAULTS = [
+    Fault(
+        1,
+        'envs/vector_slots.py',
+        'lags = self.mode == AutoresetMode.NEXT_STEP',
+        'lags = False',
+        'envs/test_envs.py',
+    ),
+    Fault(1, 'stages/nstep.py', '0.0 if terminated else power', 'power', 'stages/test_nstep.py'),
+    Fault(
+        1,
+        'stages/nstep.py',
+        'last[plan[TRUNCATED]] | (notes[note, 4] == BROKE_OFF)',
+        'last[plan[TRUNCATED]]',
+        'stages/test_nstep.py',
+    ),
+    Fault(
+        1,
+        'envs/episodes.py',
+        'last[env, 2] and last[env, 0] == episode and',
+        'last[env, 2] and',
+        'stages/test_sequence.py memory/test_timeline.py',
+    ),
+    Fault(
+        1,
+        'stages/waiting.py',
+        'return p - length if tail == _SHIFT else',
+        'return p - length - 1 if tail == _SHIFT else',
+        'stages/test_sequence.py',
+    ),
+    Fault(
+        1,
+        'replay/hindsight.py',
+        'first[j] = keys[chosen[j]] if strategy == 0 else last[j]',
+        'first[j] = oldest if strategy == 0 else last[j]',
+        'replay/test_hindsight.py',
+    ),
+    Fault(
+        2,
+        'replay/views.py',
+        'stale += keys[i] < oldest',
+        'stale += 0',
+        'replay/test_prioritized.py replay/test_keys.py',
+    ),
+    Fault(
+        2,
+        'replay/views.py',
+        'if keys[i] < 0 or keys[i] >= end:',
+        'if keys[i] < 0:',
+        'replay/test_prioritized.py replay/test_keys.py',
+    ),
+    Fault(
+        3,
+        'memory/sumtree.py',
+        'if not (0 <= idx[i] < capacity and 0.0 <= priority[i] <= LARGEST):',
+        'if not (0 <= idx[i] < capacity):',
+        'memory/test_sumtree.py',
+    ),
+    Fault(
+        3,
+        'envs/episodes.py',
+        "wrong = np.flatnonzero((rows['env_id'] < 0) | (rows['env_id'] >= MAX_ENVS))",
+        "wrong = np.flatnonzero(rows['env_id'] >= MAX_ENVS)",
+        'test_blocks.py replay/test_replay.py',
+    ),
+    Fault(
+        3,
+        'envs/nans.py',
+        'if top > _LIMIT[kind]:',
+        'if False:',
+        'replay/test_replay.py envs/test_own_steps.py',
+    ),
+    Fault(
+        3,
+        'replay/views.py',
+        'if not abs(td[i]) < np.inf:',
+        'if td[i] != td[i]:',
+        'replay/test_prioritized.py',
+    ),
+    Fault(
+        4,
+        'replay/replay.py',
+        'self._catch_up()  # where the last call was interrupted',
+        'pass',
+        'test_interrupts.py -m "slow or not slow" -k random',
+    ),
+    Fault(
+        4,
+        'stages/waiting.py',
+        'vars(self).update(envs=envs, held=held)',
+        'self.envs = envs; sum(range(300)); self.held = held',
+        'test_boundaries.py -m "slow or not slow" -k "NStep"',
+    ),
+    Fault(
+        5,
+        'memory/samplers.py',
+        "self._count = state['count']",
+        'self._count = 0',
+        'memory/test_samplers.py replay/test_replay.py',
+    ),
+    Fault(
+        5,
+        'learning/checkpoints.py',
+        "self.updates = state['updates']",
+        'pass',
+        'learning/test_learners.py',
+    ),
+    Fault(
+        5,
+        'stages/journal.py',
+        "self.fresh = state['fresh']",
+        'pass',
+        'test_pipe.py -m "slow or not slow"',
+    ),
+    Fault(
+        5,
+        'memory/priorities.py',
+        "self.largest_ever = ready['largest_ever']",
+        'pass',
+        'replay/test_prioritized.py memory/test_samplers.py',
+    ),
+    Fault(
+        6,
+        'steps/files.py',
+        'os.replace(new, path)',
+        'path.write_bytes(new.read_bytes())',
+        'steps/test_files.py memory/test_disk.py',
+    ),
+    Fault(
+        6,
+        'memory/directory.py',
+        "c[RESERVED], c[COMMITTED] = max(c[RESERVED], c[LIMIT]), c[FLUSHED]",
+        'pass',
+        'memory/test_disk.py -m "slow or not slow" -k power',
+    ),
+    Fault(
+        7,
+        'app/saved_policies.py',
+        'weights_only=True',
+        'weights_only=False',
+        'app/test_best.py app/test_files_of_others.py -m "slow or not slow"',
+    ),
+    Fault(
+        7,
+        'stages/recorded.py',
+        'with np.load(path, allow_pickle=False) as archive:',
+        'with np.load(path, allow_pickle=True) as archive:',
+        'data/test_data.py -m "slow or not slow" -k pickle',
+    ),
+    Fault(
+        8,
+        'parallel/stage.py',
+        "and self.restarted < self.restarts",
+        '',
+        'parallel/test_parallel.py -m "slow or not slow" -k restart',
+    ),
+    Fault(
+        8,
+        'parallel/processes.py',
+        'or self.inbox.over or not self.process.is_alive()',
+        '',
+        'parallel/test_parallel.py -k "die or crash or kill"',
+    ),
+    Fault(
+        9,
+        'envs/slots.py',
+        'self.env.reset() if self.seed is None else self.env.reset(seed=self.seed)',
+        'self.env.reset()',
+        'envs/test_envs.py',
+    ),
+    Fault(
+        9,
+        'learning/policies.py',
+        'np.random.default_rng(seed)',
+        'np.random.default_rng()',
+        'learning/test_policies.py',
+    ),
+    Fault(
+        9,
+        'memory/draws.py',
+        'self._seed = random_seed(self.seed)',
+        'self._seed = random_seed(None)',
+        'replay/test_replay.py memory/test_samplers.py',
+    ),
+    Fault(
+        10,
+        'memory/sumtree.py',
+        'left = (nodes[_u(a)] + nodes[_u(a + 1)]) + (nodes[_u(a + 2)] + nodes[_u(a + 3)])',
+        'left = (nodes[_u(a)] + nodes[_u(a + 1)]) + nodes[_u(a + 2)]',
+        'memory/test_sumtree.py',
+    ),
+    Fault(
+        10,
+        'memory/samplers.py',
+        'return np.power(p, -beta, out=p)',
+        'return np.power(p, beta, out=p)',
+        'replay/test_prioritized.py memory/test_samplers.py',
+    ),
+    Fault(
+        10,
+        'memory/draws.py',
+        '(x + i) * (total / n) if stratified else x * total',
+        'x * total',
+        'memory/test_samplers.py replay/test_prioritized.py',
+    ),
+    Fault(
+        10,
+        'replay/sequence_view.py',
+        'eta * top + (1 - eta) * total / n if n > 0 else 0.0',
+        'eta * top + (1 - eta) * total if n > 0 else 0.0',
+        'replay/test_sequences.py',
+    ),
+    Fault(
+        10,
+        'learning/losses.py',
+        'target = reward + discount * torch.cat([after, value[..., -1:]], -1)',
+        'target = reward + torch.cat([after, value[..., -1:]], -1)',
+        'learning/test_losses.py',
+    ),
+    Fault(
+        10,
+        'replay/due_batches.py',
+        'return self._counted * r.numerator // r.denominator > self._n_yielded',
+        'return self._counted * r.numerator // r.denominator >= self._n_yielded',
+        'replay/test_replay.py',
+    ),
+]
+
+
+def copy_tree(folder):
+    "Copy what the tests need, with compiled kernels."
+    for name in ('fastrl_replay', 'tests', 'nbs', 'docs', 'benchmarks'):
+        if (ROOT / name).exists():
+            shutil.copytree(ROOT / name, folder / name)
+    for name in ('pyproject.toml', 'settings.ini', 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md'):
+        shutil.copy2(ROOT / name, folder)
+
+
+def caught(fault, folder, seconds=300):
+    "Return whether the tests fail on a copy of the package with this fault."
+    path = folder / 'fastrl_replay' / fault.module
+    source = path.read_text()
+    if source.count(fault.text) != 1:
+        raise SystemExit(
+            f'{fault.module}: {source.count(fault.text)} times {fault.text!r}: adapt FAULTS to the module'
+        )
+    if '@njit' in source:  # kernels of other modules may have compiled it into theirs
+        for cache in (folder / 'fastrl_replay').rglob('*.nb[ic]'):
+            cache.unlink()
+    path.write_text(source.replace(fault.text, fault.instead))
+    (*files,) = fault.tests.split(' -')[0].split()
+    there = [f'tests/{f}' for f in files if (folder / 'tests' / f).exists()]
+    options = fault.tests[len(' '.join(files)) :]
+    command = f'{sys.executable} -m pytest -q -x -p no:cacheprovider {" ".join(there)} {options}'
+    try:
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=folder,
+            timeout=seconds,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    except subprocess.TimeoutExpired:
+        return 'hung'
+    finally:
+        path.write_text(source)
+    if done.returncode not in (0, 1):
+        print(done.stdout[-2000:])
+        raise SystemExit(f'pytest ended with {done.returncode}: {command}')
+    return 'caught' if done.returncode == 1 else ''
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--only', default='', help='faults whose module contains this')
+    parser.add_argument(
+        '--list', action='store_true', help='print the guarantees, their tests and faults'
+    )
+    args = parser.parse_args()
+    if args.list:
+        for number, (text, tests) in GUARANTEES.items():
+            print(f'{number}. {text}\n   tests: {tests}')
+            for fault in FAULTS:
+                if fault.guarantee == number:
+                    print(f'   fault: {fault.module}: {fault.text}')
+        return
+    missed = []
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = Path(tmp)
+        copy_tree(folder)
+        for fault in FAULTS:
+            if args.only not in fault.module:
+                continue
+            start = time.monotonic()
+            how = caught(fault, folder)
+            print(
+                f'{how or "NOT CAUGHT":10} {time.monotonic() - start:4.0f} s  {fault.guarantee}  {fault.module}: {fault.text[:60]}',
+                flush=True,
+            )
+            if not how:
+                missed.append(f'{fault.module}: {fault.text}')
+    if missed:
+        raise SystemExit('not caught:\n' + '\n'.join(missed))
+
+
+if __name__ == '__main__':
+    main()
