@@ -67,9 +67,11 @@ def _packed(x):
 
 
 def _arrays_of(data):
-    "The arrays of MuJoCo's `MjData`, by name"
-    found = {name: getattr(data, name, None) for name in dir(data)}
-    return {name: x for name, x in found.items() if isinstance(x, np.ndarray)}
+    "The numbers of MuJoCo's `MjData`, by name"
+    # no indices, and nothing that lies in the arena, where each step allocates anew
+    names = [n for n in dir(data) if not n.startswith(('_', 'i', 'efc_', 'map_', 'plugin'))]
+    found = {n: getattr(data, n) for n in names if 'island' not in n}
+    return {n: x for n, x in found.items() if isinstance(x, np.ndarray) and x.dtype.kind == 'f'}
 
 # %% ../../nbs/envs/envstate.ipynb #7d4aba15
 class _Encoder:
@@ -261,7 +263,6 @@ class _Decoder:
         if old is not None:
             there = _arrays_of(old)
             for name, a in new.items():
-                # contacts differ in number, and are found again at the next step
                 if name in there and there[name].shape == a.shape:
                     there[name][...] = a
             old.time = e['time']
