@@ -57,7 +57,7 @@ FIGURES = {
     'goals.seeds': lambda: f"{len(goals('hindsight', 25))}",
     'goals.40_seconds': lambda: number(goals('hindsight', 40, 'cpu_s')[0]),
     'reach.solved': lambda: span(reach('solved_at_step')),
-    'machine.arms': lambda: machine('arms'), 'machine.recipes': lambda: machine('recipes'), 'machine.sac': lambda: machine('hopper-sac', 'halfcheetah-sac'),
+    'machine.arms': lambda: machine('arms'), 'machine.recipes': lambda: machine('recipes'),
     # of pages themselves: what their last run gave
     'cliffwalk.times': lambda: f"{float(re.findall(r'[0-9.]+', output('replay/prioritized', 'advantage.round'))[-1]):g}"}
 zstd = "Frames(4, compress='zstd')"

@@ -374,7 +374,7 @@ def test_a_page_shows_the_first_use_within_100_words():
     "Pages of the sidebar's first two parts, and lessons of public names"
     import fastrl_replay.all as surface
     conf = docs_module('conf')
-    names = re.compile(rf'fastrl-replay|\.add_step\(|\brecipe\(|\b(?:{"|".join(surface.__all__)})\b|(?:{"|".join(map(re.escape, conf.chained))})\(')
+    names = re.compile(rf'fastrl-replay|benchmarks/run.py|\.add_step\(|\brecipe\(|\b(?:{"|".join(surface.__all__)})\b|(?:{"|".join(map(re.escape, conf.chained))})\(')
     public = {getattr(surface, n).__module__.removeprefix('fastrl_replay.').replace('.', '/') for n in surface.__all__}
     pages = {*conf.groups['Use it'].split(), *conf.groups['Understand it'].split(), *public} - NO_CODE
     found = {p: words_before_first_use(ROOT/f'nbs/{p}.ipynb', names) for p in pages if (ROOT/f'nbs/{p}.ipynb').exists()}

@@ -16,15 +16,15 @@ TYPED = re.compile(rf'''(?<![\w,.×])(?:[\d,.]*\d|\b(?:{WORDS}))(?:[\s-]+|(?=[µ
 CONSTANTS = [   # what a page may type, by the kind of number it is
     # settings: how long, how much, how often, as the code says
     r'every two seconds', r'at most every ten seconds', r'has five seconds', r'is given five seconds', r'more than ten minutes',
-    r'about 2 MB at most', r'20,000 rows \(64 MB', r'at most 128 MB', r'16 KB of what many', r'reads? 64 MB|64 MB (?:were|are) read', r'that needs 5 ms|step takes 5 ms', r'waits? (five|two) milliseconds',
-    r'holds the GIL for 5 ms', r'a group of 2 GiB that maps 4 GiB', r'larger than 16 MB', r'longer than five seconds',
+    r'about 2 MB at most', r'20,000 rows \(64 MB', r'at most 128 MB', r'16 KB of what many', r'reads? 64 MB|64 MB (?:were|are) read', r'waits? (five|two) milliseconds',
+    r'holds the GIL for 5 ms', r'larger than 16 MB', r'longer than five seconds',
     # sizes that follow from shapes and dtypes, and the system's defaults
-    r'a million fill 56 GB|are 56 GB|rows of 56 KB|takes 29 MB|is 14 MB|copies 14 MB|that is 80 MB', r'8 MB ahead|; 128 KB is usual|reads ahead, 128 KB', r'array of 100 KB|core, 8 MB|than 32 KB: 8 MB, 1 MB and 125 KB',
+    r'a million fill 56 GB|are 56 GB|rows of 56 KB|takes 29 MB|is 14 MB|copies 14 MB|that is 80 MB', r'8 MB ahead|; 128 KB is usual|reads ahead, 128 KB',
     r'24 bytes a row|twelve bytes a row|four bytes a number', r'half of the memory', r'52\.5 %',
     # targets, assumptions and examples worked out on paper
-    r'most 1\.15 × as long', r'one and a half times', r'1,000 steps a second|needs 20 ms|500 steps a second|in 10 ms|differ: 5 ms|20 ms for an update',
-    r'takes 64 rows and 4 ms|waits 4 ms|averaged, 1 MB of them|average 1 MB of gradients', r'a learner of 20 ms|12\.5 MB of gradients|take 10 ms to go|of two takes 30 ms|an hour for six minutes', r'that wait 5 ms|: 5 ms a step|20 ms an update|7 MB of gradients|1,000 hours|reach 85 %',
-    r'drawn three times as often', r'frames is four times as large', r'1\.3 times was aimed at', r"tqdm's 16 seconds", r'our trial, 49\.5%', r'CartPole is solved after four times as many', r'batches of 64, 2,000 times',
+    r'1,000 steps a second|needs 20 ms|500 steps a second|in 10 ms|differ: 5 ms|20 ms for an update',
+    r'a learner of 20 ms|12\.5 MB of gradients|take 10 ms to go|of two takes 30 ms|an hour for six minutes', r'that wait 5 ms|: 5 ms a step|20 ms an update|7 MB of gradients|1,000 hours|reach 85 %',
+    r'drawn three times as often', r'frames is four times as large', r'our trial, 49\.5%', r'CartPole is solved after four times as many', r'batches of 64, 2,000 times',
     r'at place 2 % 3', r'16 GB of RAM|Atari with 16 GB|12 GB of 16|80 % of the machine']
 
 def prose(text):
@@ -62,7 +62,7 @@ def test_figures_on_pages_are_those_that_were_measured():
 def test_pages_with_learning_curves_name_the_processor():
     "Equal seeds give equal curves on the same processor only"
     pages = {nb.stem: nb.read_text(encoding='utf-8') for nb in NOTEBOOKS}
-    drawn = {name for name, text in pages.items() if re.search(r'measured.*Image\(curves\(', text, re.S)}
+    drawn = {name for name, text in pages.items() if re.search(r'RESULTS /.*Image\(curves\(', text, re.S)}
     assert drawn >= {'index', 'sac', 'td3', 'command_line'} and not [name for name in drawn if '<!--=machine.' not in pages[name]]
 
 def test_no_figure_is_typed():
@@ -100,5 +100,6 @@ def test_saved_tables_are_those_of_the_files(nb, tmp_path):
     "What a page computed from the files, when its outputs were saved, is what it computes now"
     copy = tmp_path/nb.name
     copy.write_bytes(nb.read_bytes())
+    (tmp_path/'benchmarks').symlink_to(ROOT/'benchmarks')
     run(BIN/'nbdev-test', '--save', copy)
     assert tables(copy) == tables(nb), f'Remedy: nbdev-test --flags slow --save {nb.relative_to(ROOT)}'

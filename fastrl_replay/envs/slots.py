@@ -6,15 +6,14 @@
 __all__ = ['SLOT', 'Slot', 'SingleSlot', 'saved_env', 'Slots']
 
 # %% ../../nbs/envs/slots.ipynb #22d9025a
-import warnings
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from .checks import FLAGS, NUMBERS, as_flag, as_number, check_shape
-from .envstate import Opaque, constants_in, decode, encode, encoded
+from .envstate import Opaque, decode, encode, encoded
 from .numbering import MAX_ENVS
 from .infos import InfoRows
-from ..steps.errors import ArgumentError, StateError, problem
+from ..steps.errors import ArgumentError, StateError
 from ..steps.nested import pick, tupler
 from ..steps.states import exactly, integer, listed, maybe, row, text
 
@@ -41,8 +40,6 @@ class Slot:
         self.env = env
         self.env_id = env_id
         self.seed = seed
-        # those with which it was made: it may choose others
-        self.constants = dict(constants_in(env))
         # the last observation, and the dtype of those that need no closer look
         self.obs = None
         self.seen = None
@@ -76,22 +73,10 @@ class Slot:
         "What another one must have in common with it to go on where it stood"
         return self.n, self.kind, str((self.row_space, self.action_space))
 
-    def other_constant(self, were: dict) -> str:  # its name, None: there is none
-        "A constant of its environment that is none of these"
-        now = dict(constants_in(self.env))
-        return next((k for k in {**were, **now} if were.get(k) != now.get(k)), None)
-
-    def saved(self) -> tuple:  # its data, or None and why it can't be saved
-        "Its environment as plain data, where it has the constants with which it was made"
-        name = self.other_constant(self.constants)
-        return saved_env(self.env) if name is None else (None, f'{name}: chosen while it ran')
-
     def snapshot(self) -> dict:
         "What it goes on from: its environment, where that can be saved, and where its episodes are"
-        (n, kind, spaces), (env, why) = self.identity(), self.saved()
-        more = [['constants', encode(self.constants)]]
-        if self.info is not None:
-            more.append(['info', encode(self.info.state_dict())])
+        (n, kind, spaces), (env, why) = self.identity(), saved_env(self.env)
+        more = [] if self.info is None else [['info', encode(self.info.state_dict())]]
         random = (
             None if isinstance(self.env, VectorEnv) else saved_env(self.env.unwrapped._np_random)[0]
         )
@@ -115,33 +100,14 @@ class Slot:
         for k, v in saved['kept']:
             if k in _KEPT:
                 setattr(self, k, _as_kept(self, k, decode(v)))
-        more = dict(saved['kept'])
-        _restore_info(self, more.get('info'))
-        env = saved['env'] if self._goes_on(decode(more.get('constants'))) else None
+        _restore_info(self, dict(saved['kept']).get('info'))
+        env = saved['env']
         if env is not None:
             decode(env, self.env)
         anew = env is None and self.obs is not None
         if anew:
             self.begin_anew(saved, seed)
         return anew
-
-    def _goes_on(
-        self, constants
-    ) -> bool:  # name → which one, when it was saved; None: an older version didn't say it
-        "Are the constants those that were there? A warning where they aren't"
-        if constants is None or not (name := self.other_constant(constants)):
-            return True
-        warnings.warn(
-            problem(
-                'GymStepper',
-                f"environment {self.env_id} can't go on as it was saved, and begins a new "
-                f'episode: its {name} is another one',
-                dict(constants_in(self.env)).get(name),
-                constants.get(name),
-                'begin with the environment that was saved; or give it a state_dict and a load_state_dict',
-            )
-        )
-        return False
 
 # %% ../../nbs/envs/slots.ipynb #7d5d8362
 class SingleSlot(Slot):
@@ -279,7 +245,7 @@ SLOT = dict(
     env=encoded,
     why=maybe(text),
     random=encoded,
-    kept=listed(row(exactly(*_KEPT, 'constants', 'info'), encoded)),
+    kept=listed(row(exactly(*_KEPT, 'info'), encoded)),
 )  # the form of what `snapshot` gives
 
 # %% ../../nbs/envs/slots.ipynb #8bba809f

@@ -13,6 +13,7 @@ import gymnasium as gym, torch
 from gymnasium.vector import VectorEnv
 from .group import GROUP, EnvGroup
 from .infos import InfoColumns, info_entries
+from .slots import saved_env
 from .sources import close_envs, distinct_envs, n_known, open_envs
 from .vector_slots import as_mode
 from fastrl_replay.pipe import (
@@ -186,7 +187,7 @@ class GymStepper(Positioned):
 
     def saves_exactly(self) -> bool:
         "Could all environments be saved as they are now? The others begin a new episode when the pipe is restored"
-        return all(l.saved()[0] is not None for l in self._here.slots())
+        return all(saved_env(l.env)[0] is not None for l in self._here.slots())
 
     @property
     def _saves_policy(self):

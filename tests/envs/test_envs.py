@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from fastrl_replay.all import *
 from fastrl_replay.envs import actions; from fastrl_replay.envs import bitflip; from fastrl_replay.envs import catch   # noqa: F401 (the last two register games)
 from fastrl_replay.steps.row_dtypes import leaves
-from fastrl_replay.envs.slots import saved_env
 from fastrl_replay.testing import through_file
 from strategies import cases
 from test_boundaries import interrupted
@@ -1328,26 +1327,6 @@ def test_an_environment_goes_on_exactly_or_begins_anew(kind, via):
     take(a, 2)   # the saved one goes on, which must not concern the restored one
     got = [(r.episode_n.item(), r.step_n.item(), r.state.item(), r.next_state.item()) for r in take(b, 3)]
     assert got in ([(1, 4, 3, 4), (1, 5, 4, 5), (1, 6, 5, 6)], [(2, 1, 0, 1), (2, 2, 1, 2), (2, 3, 2, 3)])
-
-def test_what_was_chosen_is_named():
-    "When it is saved, and where it was chosen before: when another one is to go on"
-    a, b = GymStepper([Counting, Chosen], seed=0), GymStepper([Counting, Chosen], seed=0)
-    take(a, 3)
-    assert not a.saves_exactly()
-    with pytest.warns(UserWarning, match='1 of 2 environments could not be saved, and begin new episodes; got f: chosen while it ran'):
-        b.load_state_dict(through_file(a.state_dict()))
-    assert [r['episode_n'].tolist() for r in take(b, 2)] == [[1, 2], [1, 2]]
-    used = Chosen()
-    used.reset()
-    a, b = GymStepper(used, seed=0), GymStepper(Chosen(), seed=0)
-    take(a, 3)
-    b.load_state_dict(through_file(a.state_dict()))
-    with pytest.warns(UserWarning, match="environment 0 can't go on .* its f is another one; got _back .*; expected _forth "): rows = take(b, 1)
-    assert rows[0].episode_n.item() == 2
-
-def test_a_generator_of_the_class_is_not_taken_for_one_of_the_environment():
-    class Shared(Counting): dice = np.random.default_rng(0)
-    assert saved_env(Shared()) == (None, 'dice: a generator that belongs to the class')
 
 class Told(gym.Env):
     "What it shows are parts of its state, in one form or another"

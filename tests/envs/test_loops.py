@@ -250,7 +250,7 @@ def cartpoles(mode):
 @pytest.mark.parametrize('chain', ['one step', 'three steps'])
 def test_a_vector_that_resets_itself_must_say_so(mode, chain):
     "The first step after an end raises, with what to pass; there is no wrong row"
-    envs, (n, make) = cartpoles(mode), CHAINS[chain]
+    envs, (_, make) = cartpoles(mode), CHAINS[chain]
     for given in None, 'right':
         replay = make()
         obs, _ = envs.reset(seed=0)
@@ -582,7 +582,7 @@ def test_vectors_that_are_killed(make, mode, restored):
             how['final_obs'] = list(after)
         replay.add_step(obs, np.zeros(n, int), reward, given, end, **how)
         obs, over = (after if mode == 'next_step' else begun), end
-    rows, seen = replay.memory[:].rows, 0
+    rows = replay.memory[:].rows
     for i, own in enumerate(episodes):
         own = [episode for episode in own if episode]
         mine = rows[rows['env_id'] == i]

@@ -35,7 +35,7 @@ def engine(request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['test_errors_reach_the_rows_that_they_are_for', 'test_any_form_of_a_batch_answers', 'test_what_is_told_is_copied', 'test_wrong_feedback_that_only_a_shard_knows_ends_the_run',
-    'test_feedback_never_waits', 'test_learners_and_prefetch_follow', 'test_by_mass_as_from_one_memory', 'test_unordered_passes_end_and_begin_again', 'test_a_slow_worker_does_not_hold_up_the_others', 'test_the_line_of_each_shard'])
+    'test_feedback_never_waits', 'test_learners_and_prefetch_follow', 'test_unordered_passes_end_and_begin_again', 'test_a_slow_worker_does_not_hold_up_the_others', 'test_the_line_of_each_shard'])
 def test_as_with_processes(cluster, monkeypatch, name):
     monkeypatch.setattr(test_shards, 'FORK', ON_RAY)
     getattr(test_shards, name)()
