@@ -481,10 +481,9 @@ class Parallel(Pipe):
             index = rows['index']
             # of each replay; a key's remainder says whose it is
             newest = w.newest or [-1] * len(parts_of(known[0] if known else {}))
-            w.newest = [
-                max(last, int(index[index % len(newest) == i].max(initial=-1)))
-                for i, last in enumerate(newest)
-            ]
+            n = len(newest)
+            theirs = [index] if n == 1 else [index[index % n == i] for i in range(n)]
+            w.newest = [max(a, int(k.max(initial=-1))) for a, k in zip(newest, theirs)]
             rows['index'] = (index + first) * self.num_workers + w.info.rank
         if known:
             chunk['facts'] = known
@@ -498,26 +497,28 @@ class Parallel(Pipe):
         if not self.num_workers:
             raise ArgumentError('Parallel', 'num_workers', 0, remedy='tell the replay above it')
         keys, td = as_feedback('Parallel', keys, td)
-        parts = by_shard(keys, self.num_workers)
-        for rank, mine in parts:
-            self._check_keys(rank, keys[mine])
+        parts = [
+            (rank, keys[mine] // self.num_workers - self._first_keys[rank], td[mine])
+            for rank, mine in by_shard(keys, self.num_workers)
+        ]
+        for rank, theirs, _ in parts:
+            self._check_keys(rank, theirs)
         if self.draws_batches and hasattr(self.source.drawn_from, 'check_errors'):
             self.source.drawn_from.check_errors('Parallel', keys, td)
-        for rank, mine in parts:
-            self._tell(rank, keys[mine], td[mine])
+        for rank, theirs, errors in parts:
+            self._tell(rank, theirs, errors)
 
     def _check_keys(self, rank, keys):
         "Raise where keys of a shard were never given out; each replay of a mixture has its own"
-        never = keys < 0
-        if self._workers:
-            theirs = keys // self.num_workers - self._first_keys[rank]
-            newest = np.array(self._workers[rank].newest or [-1])
-            never |= (theirs >= 0) & (theirs > newest[theirs % len(newest)])
+        newest = self._workers[rank].newest or [-1] if self._workers else [math.inf]
+        first = self._first_keys[rank]
+        if keys.min() >= -first and keys.max() <= min(newest):
+            return
+        never = (keys < -first) | (keys >= 0) & (keys > np.array(newest)[keys % len(newest)])
         if never.any():
+            key = (keys[never.argmax()] + first) * self.num_workers + rank
             raise StaleKey(
-                'Parallel',
-                f'key {keys[never.argmax()]} was never given out',
-                remedy="give the batch's `index`",
+                'Parallel', f'key {key} was never given out', remedy="give the batch's `index`"
             )
 
     def _tell(self, rank, keys, td):
@@ -526,11 +527,13 @@ class Parallel(Pipe):
             self.stale += len(keys)  # they were closed
             return
         w = self._workers[rank]
-        keys = keys // self.num_workers - self._first_keys[rank]
-        there = keys >= 0
-        w.past['stale'] += int((~there).sum())
-        if there.any():
-            w.told.append((keys[there], td[there]))
+        if keys.min() < 0:
+            there = keys >= 0
+            w.past['stale'] += int((~there).sum())
+            keys = keys[there]
+            td = td[there]
+        if len(keys):
+            w.told.append((keys, td))
 
     def _share(self, w) -> float:
         "How likely it is that a batch is one of this worker"
