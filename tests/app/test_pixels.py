@@ -28,7 +28,7 @@ VECTOR, TWO = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
 TINY = dict(steps=300, warmup=100, network='conv 8', bs=8, train_every=1, eval_every=150, eval_episodes=2, save_every=100, report_every=50)
 
 @pytest.fixture(autouse=True)
-def no_pictures(monkeypatch): monkeypatch.setattr('fastrl_replay.app.runs.picture', lambda *args: b'\x89PNG')
+def no_pictures(monkeypatch): monkeypatch.setattr('fastrl_replay.app.runs.charts_png', lambda *args: b'\x89PNG')
 
 # ---- networks ----
 

@@ -32,7 +32,7 @@ def tiny(out, name='cartpole', **changes): return start(recipe(name, **{**TINY, 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch, request):
     "A picture is a third of a tiny run; test_cli.py looks at some"
-    if 'matplotlib' not in request.node.name: monkeypatch.setattr('fastrl_replay.app.runs.picture', lambda *args: b'\x89PNG')
+    if 'matplotlib' not in request.node.name: monkeypatch.setattr('fastrl_replay.app.runs.charts_png', lambda *args: b'\x89PNG')
 
 # ---- environments that make trouble ----
 
@@ -325,7 +325,7 @@ def test_an_environment_from_the_working_directory(mine, capsys):
 
 def test_a_picture_names_what_was_run(mine, monkeypatch, tmp_path):
     "In its title"
-    monkeypatch.setattr('fastrl_replay.app.runs.picture', lambda *args: args[-1].encode())
+    monkeypatch.setattr('fastrl_replay.app.runs.charts_png', lambda *args: args[-1].encode())
     tiny(tmp_path/'r', env='CartPole', wrappers='TimeLimit(20)').train()
     assert (tmp_path/'r/returns.png').read_text() == 'cartpole on CartPole-v1 with TimeLimit(20), seed 0' and wrote(tmp_path/'r')['env'] == 'CartPole-v1'
 

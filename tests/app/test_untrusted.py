@@ -22,7 +22,7 @@ from test_recipes import OFFLINE, SET, says, stop, tiny
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     "A picture is a third of a tiny run"
-    monkeypatch.setattr('fastrl_replay.app.runs.picture', lambda *args: b'\x89PNG')
+    monkeypatch.setattr('fastrl_replay.app.runs.charts_png', lambda *args: b'\x89PNG')
 
 @pytest.fixture
 def copy(whole, tmp_path): return shutil.copytree(whole, tmp_path/'r')
