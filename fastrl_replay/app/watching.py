@@ -15,7 +15,8 @@ from ..look.page import page_html
 from ..look.run_sample import is_number, run_sample
 from ..look.sample import json_text, memory_sample, plain
 from ..look.server import Server
-from ..steps.errors import Explained
+from ..memory.timeline import Timeline
+from ..steps.errors import Explained, StateError
 from ..steps.files import is_locked, open_plain
 from ..steps.settings import SettingsError
 
@@ -174,6 +175,9 @@ class WatchedMemory:
         try:
             self.memory = self.memory or open_memory(self.path)
             return [memory_sample(self.memory, ROOM, str(self.path))]
+        except StateError as e:  # damaged
+            self.memory = None
+            return [memory_sample(Timeline(1), name=str(self.path)) | dict(lead=str(e))]
         except Exception:  # another process changes the files; the rest of the page goes on
             self.memory = None
             return []

@@ -4,6 +4,7 @@ from gymnasium import spaces
 
 from fastrl_replay.app.watching import WatchedMemory
 from fastrl_replay.cli import main
+from fastrl_replay.look.sample import memory_sample
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.replay.experience import ExperienceReplay
@@ -36,7 +37,7 @@ def damaged(tmp_path):
 @pytest.mark.parametrize('mode', ['r', 'a'])
 def test_a_wrong_reference_to_a_frame_is_named(damaged, mode):
     replay = ExperienceReplay(bs=12, max_sz=40, seed=0, store=Frames(path=damaged, mode=mode))
-    for call in (lambda: [replay.sample() for _ in range(9)], lambda: replay.memory[:], replay.inside,
+    for call in (lambda: [replay.sample() for _ in range(9)], lambda: replay.memory[:], lambda: memory_sample(replay),
             lambda: replay.memory.still_there(replay.memory.keys), lambda: replay.memory.windows(replay.memory.keys, 3)):
         with pytest.raises(StateError, match=f'{damaged}.* is damaged'): call()
     replay.close()
@@ -44,7 +45,7 @@ def test_a_wrong_reference_to_a_frame_is_named(damaged, mode):
 def test_a_wrong_reference_to_a_frame_is_named_by_pages(damaged, capsys, tmp_path):
     assert main(['memory', str(damaged), '--html', str(tmp_path/'page.html')]) == 2
     assert f'{damaged} is damaged' in capsys.readouterr().err
-    assert 'is damaged' in WatchedMemory(damaged).piece()
+    assert 'is damaged' in WatchedMemory(damaged).samples()[0]['lead']
 
 def counted(tmp_path):
     replay = PrioritizedReplay(bs=4, max_sz=10, seed=0, store=Rows(tmp_path/'m', spare=7))

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np, pytest
 from hypothesis import given, strategies as st
 
-from fastrl_replay.look.sample import contents
+from fastrl_replay.look import sample
 from fastrl_replay.all import *
 from fastrl_replay.steps.errors import Explained, NoRoom
 from fastrl_replay.steps.row_dtypes import extend_dtype
@@ -797,7 +797,7 @@ def test_ages_are_those_of_what_this_replay_has_drawn(tmp_path):
     again = make()
     assert len(again) and again.stats()['age_mean'] == again.stats()['age_max'] == 0
     again.close()   # it has drawn nothing, and says nothing of ages
-    assert contents(open_memory(tmp_path))['numbers']['age_max'] == max(60 - int(b.index.min()) for b in seen)
+    assert sample.contents(open_memory(tmp_path))['numbers']['age_max'] == max(60 - int(b.index.min()) for b in seen)
     again = make()
     assert again.stats() and mean([again.sample()], 60) == again.stats()['age_mean']
     again.load_state_dict(saved)

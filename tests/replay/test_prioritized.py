@@ -444,21 +444,9 @@ def test_a_figure_of_whatever_there_is(name, kind):
         warnings.simplefilter('error')
         fig = replay.show()
         fig.canvas.draw()
-    titles = ' '.join(ax.get_title() for ax in fig.axes)
-    assert isinstance(fig, matplotlib.figure.Figure) and ('effective sample size' in titles) == (name != 'empty')
-    assert ('priorities of' in titles) == ((replay.sampler.kept() > 0).any() if len(replay) else False)
+    assert isinstance(fig, matplotlib.figure.Figure)
     plt.close(fig)
     assert len(plt.get_fignums()) == before
-
-@pytest.mark.parametrize('times', [0, 5, 59, 60, 61, 300])
-def test_all_rows_are_in_the_drawing_of_times_drawn(times):
-    "However often they were drawn"
-    replay = filled([1]*4)
-    for _ in range(times): replay.sample()
-    fig = replay.show()
-    drawn = [ax for ax in fig.axes if 'never drawn' in ax.get_title()]
-    assert len(drawn) == (times > 0) and all(sum(bar.get_height() for bar in ax.patches) == 4 for ax in drawn)
-    plt.close(fig)
 
 # ---- saving, pickling, showing ----
 
