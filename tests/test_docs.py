@@ -380,22 +380,6 @@ def test_a_page_shows_the_first_use_within_100_words():
     found = {p: words_before_first_use(ROOT/f'nbs/{p}.ipynb', names) for p in pages if (ROOT/f'nbs/{p}.ipynb').exists()}
     assert len(found) > 70 and not (late := {p: n for p, n in found.items() if n > 100}), late
 
-def test_every_memory_is_shown_where_it_is_introduced():
-    "The notebooks of stores, views and replays, and the one that tells which to take, have a figure by `show()` among their outputs"
-    import fastrl_replay.all  # noqa: F401
-    from fastrl_replay.memory.rows import Store
-    from fastrl_replay.replay.replay import Replay
-    from fastrl_replay.replay.views import View
-    def below(cls): return [s for c in cls.__subclasses__() if c.__module__.startswith('fastrl_replay.') for s in (c, *below(c))]
-    def is_figure(cell, after):
-        drawn = any('image/png' in o.get('data', {}) for c in (cell, after) for o in c.get('outputs', ()))
-        return drawn and re.search(r'(?<!plt)\.show\(\)', ''.join(cell['source']))
-    pages = {c.__module__.split('.', 1)[1].replace('.', '/') for base in (Store, View, Replay) for c in below(base)} | {'memories', 'memory/timeline', 'replay/mixture', 'parallel/stage'}
-    assert len(pages) >= 12
-    for page in sorted(pages):
-        cells = [c for c in json.loads((ROOT/f'nbs/{page}.ipynb').read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code']
-        assert any(map(is_figure, cells, [*cells[1:], {}])), f'{page} shows no memory'
-
 # ---- the glue ----
 
 def cell(source, kind='code', id='a'): return dict(cell_type=kind, id=id, metadata={}, source=source, outputs=[])

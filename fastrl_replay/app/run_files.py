@@ -88,7 +88,7 @@ def run_title(
     "How a run is called in lines and pictures"
     around = f' with {", ".join(wrappers)}' if wrappers else ''
     title = f'{recipe} on {env}{around}' + ('' if seed is None else f', seed {seed}')
-    return ' '.join(title.split())  # in one line, whoever wrote it
+    return ' '.join(title.split())  # a name may have line breaks
 
 # %% ../../nbs/app/run_files.ipynb #f0c70002
 def facts_of(
@@ -116,7 +116,7 @@ def run_of(
 
 def owns_memory(
     out,  # a run's directory
-    config: dict,  # its config.json
+    config: dict,  # what config.json of the run holds
     path,  # of a memory's directory
 ) -> bool:
     "Does the memory name this run, and if it lies elsewhere its directory? A copy of a run has its id"

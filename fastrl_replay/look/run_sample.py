@@ -170,7 +170,7 @@ def run_sample(
     title: str,
     config: dict,  # config.json
     lines: list,  # metrics
-    summary: dict = None,  # None: the run has not ended
+    summary: dict = None,  # of a run that has ended
     episodes: dict = None,  # as for `outcome_charts`
     recipe: dict = None,  # settings of its recipe; None: not known
     state: str = 'ended',  # also running, silent, stopped or gone

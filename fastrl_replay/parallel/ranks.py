@@ -460,7 +460,7 @@ def _tell_of_waits(ranks):
     launcher = os.getppid() if 'TORCHELASTIC_RUN_ID' in os.environ else None
     while ranks._joined:
         time.sleep(1)
-        if launcher not in (None, os.getppid()):  # it was killed, and nobody else ends its ranks
+        if launcher not in (None, os.getppid()):  # it was killed, and cannot end its ranks
             os.kill(os.getpid(), signal.SIGTERM)
             return
         # seconds in which this process was running

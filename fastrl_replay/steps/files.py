@@ -72,7 +72,7 @@ def open_plain(
     path,  # of the file
     most: int = None,  # bytes that it may have; None: any number
     who: str = 'files',  # who asks, for errors
-    flags: int = os.O_RDONLY,  # or os.O_RDWR, with os.O_CREAT
+    flags: int = os.O_RDONLY,  # os.O_RDWR | os.O_CREAT to write a new one
 ):  # the open file, of bytes
     "Open a regular file; a link, a FIFO, a device or a file that is too large is an error"
     try:
