@@ -21,7 +21,7 @@ def read_metrics(
     path = Path(out) / 'metrics.jsonl'
     if not os.path.lexists(path):
         return []
-    for i, text in enumerate(file_text(path, most=2**28).splitlines(), 1):
+    for i, text in enumerate(file_text(path, most=2**26).splitlines(), 1):
         try:
             lines.append(json.loads(text))
         except json.JSONDecodeError:
@@ -35,6 +35,9 @@ def read_metrics(
                 text[:60],
                 'an object with env_steps, a whole number',
             )
+    names = {name for line in lines for name in line}
+    if len(names) > 1000:
+        raise SettingsError('run', f'{path}: names of metrics', len(names), 'at most 1,000')
     return lines
 
 # %% ../../nbs/app/run_files.ipynb #ec78de59

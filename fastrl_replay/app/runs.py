@@ -841,17 +841,21 @@ def outside(
     s: dict,  # settings
     known=(),  # modules that count as part of this program
 ) -> dict:  # setting → what is typed to name it again
-    "Return the settings that reach outside of a run: modules, paths, clusters"
+    "Return the settings that reach outside of a run: modules, paths, clusters, spaces that may be very large"
     found = {}
     for key in 'env', 'wrappers', 'train_wrappers':
         text = s.get(key, 'none')
         texts = (text,) if key == 'env' else ('none', text)
-        if named_paths(*texts) or set(named_modules(*texts)) - set(known):
+        modules = set(named_modules(*texts)) - set(known)
+        if named_paths(*texts) or modules or _LARGE_NUMBER.search(text):
             found[key] = f'--set {shlex.quote(f"{key}={text}")}'
     for key, within in dict(engine='process', address='none').items():
         if s.get(key, within) != within:
             found[key] = f'--{key} {shlex.quote(str(s[key]))}'
     return found
+
+
+_LARGE_NUMBER = re.compile(r'\d{5}|\d_\d|\d[eE]\d|\*')  # in the arguments of an environment
 
 
 def _check_outside(s, trains, again):
@@ -866,7 +870,7 @@ def _check_outside(s, trains, again):
         'recipe',
         'its settings reach outside of the run',
         ', '.join(f'{k} = {s[k]}' for k in keys),
-        'modules that are imported, and nothing elsewhere',
+        'modules that are imported, nothing elsewhere, and no number above 9,999',
         'look at what they name, then --trust' + f', or the same again: {words}' * trains,
     )
 

@@ -21,16 +21,7 @@ from ..steps.core import Steps, pack, same_fields
 from ..steps.errors import ArgumentTypeError, BlockError, StateError, outside, problem
 from ..steps.nested import fields_of, nested_dtype
 from ..steps.row_dtypes import column_dtype, dtype_spec, step_dtype
-from fastrl_replay.steps.states import (
-    Misfit,
-    anything,
-    block,
-    checked,
-    flag,
-    listed,
-    maybe,
-    row_dtype,
-)
+from ..steps.states import Misfit, anything, block, checked, listed, maybe, row_dtype
 from .episodes import BlockGate, refuse_nan, standing_dtype
 from .numbering import MAX_ENVS
 from .vector_slots import COUNTED, as_mode
@@ -319,8 +310,7 @@ class StepRows:
         self._names = ()
         self._of = None  # env_id and number of environments, as they were given
         self._warned = False
-        self.resets_unknown = True  # may a vector reset by itself without having said so?
-        self._starts = set()  # states in which environments began, until that is known
+        self._looked = False  # was the step after an end looked at?
 
     def make(
         self,
@@ -338,9 +328,12 @@ class StepRows:
             self._turn_to(env_id, len(rows))
         self._restarted = None
         outcome = self._number(mode == AutoresetMode.NEXT_STEP)
-        if self.resets_unknown and mode is None and final_obs is None:
-            self._look_for_resets(np.ndim(values['reward']))
-        if outcome & ENDED and (final_obs is not None or mode == AutoresetMode.SAME_STEP):
+        if mode is None and final_obs is None:
+            if outcome & ENDED and np.ndim(values['reward']):
+                raise self._undeclared()
+            if not self._looked and self.last.counts[:, OVER].any():
+                self._look_for_reset()
+        elif outcome & ENDED and (final_obs is not None or mode == AutoresetMode.SAME_STEP):
             self._put_final(rows, final_obs)
         return rows.compress(~self._resets) if outcome >= LEFT_OUT else rows
 
@@ -439,8 +432,6 @@ class StepRows:
             self.last.counts[i] = _FRESH if stand is None else stand['counts']
             if stand is not None:
                 self.last.rows['next_state'][i] = stand['next_state']
-            elif self.resets_unknown:
-                self._starts.add(self.new.bytes_of('state')[i].tobytes())
         self.ids = ids.astype(np.int64)
         self._resets = np.zeros(len(ids), bool)
 
@@ -502,29 +493,30 @@ class StepRows:
         self._restarted = env
         return False
 
-    def _look_for_resets(self, vector):
-        "Raise if a vector resets itself and did not say so: it goes on from the states of its ends"
-        over = self.last.counts[:, OVER] > 0
-        if not over.any():
-            return
-        rows = self.new.rows[over]
-        state, after = (self.new.bytes_of(k)[over] for k in ('state', 'next_state'))
-        moved = (state != after).any(1) & ~(rows['terminated'] | rows['truncated'])
-        goes_on = (state == self.last.bytes_of('next_state')[over]).all()
-        # episodes of some environments begin where others end
-        goes_on = goes_on and not any(s.tobytes() in self._starts for s in state)
-        if goes_on and moved.any():
-            env = rows['env_id'][moved][0]
-            what = f'environment {env} goes on from the state in which its episode ended'
-            remedy = (
-                "autoreset_mode='next_step' if the environments reset themselves in the next step; "
-                "final_obs=info.get('final_obs') if they do so in the same step; "
-                "autoreset_mode='disabled' if your loop resets them"
-            )
-            if vector:
-                raise BlockError(self.who, what, 'autoreset_mode=None', remedy=remedy)
+    def _undeclared(self):
+        over = self.new.counts[:, OVER] > 0
+        return BlockError(
+            self.who,
+            f'an episode of environment {self.ids[over][0]} of a vector has ended, and how it resets is not known',
+            'autoreset_mode=None',
+            remedy="autoreset_mode='next_step', gymnasium's default; final_obs=info.get('final_obs') "
+            "for SameStep; autoreset_mode='disabled' if your loop resets it",
+        )
+
+    def _look_for_reset(self):
+        "Warn if a single environment goes on from the state in which its episode ended"
+        self._looked = True
+        row = self.new.rows[0]
+        state, after = self.new.bytes_of('state'), self.new.bytes_of('next_state')
+        goes_on = np.array_equal(state, self.last.bytes_of('next_state'))
+        if (
+            goes_on
+            and not np.array_equal(state, after)
+            and not row['terminated'] | row['truncated']
+        ):
+            what = f'environment {row["env_id"]} goes on from the state in which its episode ended'
+            remedy = "reset it after each end; autoreset_mode='next_step' if it resets itself"
             warnings.warn(problem(self.who, what, remedy=remedy), stacklevel=outside())
-        self.resets_unknown = bool(vector and goes_on)
 
     def _put_final(self, rows, final_obs):
         "Write the last states of those that have ended"
@@ -547,13 +539,13 @@ class StepRows:
         if self.dtype is not None:
             dtype = dtype_spec(self.dtype)
             stands = pack(Steps(np.array([*self.known.values()], self.standing)))
-        return dict(dtype=dtype, stands=stands, resets_unknown=self.resets_unknown)
+        return dict(dtype=dtype, stands=stands)
 
     def load(self, state):
         "Continue from what was saved; this object must be new"
-        form = dict(dtype=maybe(_row_dtype), stands=maybe(block), resets_unknown=flag)
+        form = dict(dtype=maybe(_row_dtype), stands=maybe(block))
         state = checked(self.who, form, state)
-        self.dtype, self.resets_unknown = state['dtype'], state['resets_unknown']
+        self.dtype = state['dtype']
         if self.dtype is None:
             return
         self.standing = standing_dtype(self.dtype)

@@ -21,6 +21,7 @@ from ..parallel.service import Service
 from ..parallel.stage import Parallel
 from ..replay.mixture import Mixture
 from ..steps.compiled import njit
+from ..steps.errors import StateError
 from ..steps.machine import size_text
 from ..steps.row_dtypes import leaves, parts_of
 
@@ -56,7 +57,7 @@ def rows_and_episodes(
     at = np.flatnonzero(left == 0)
     last = read(EPISODE_COLUMNS, at)
     begins = np.flatnonzero((back <= 0) | (key - back < key.min(initial=2**62)))
-    first = np.empty(n, np.int64)
+    first = np.full(n, -1)
     first[which[begins]] = begins
     env = last['env_id']
     newest = np.zeros(n, bool)
@@ -67,7 +68,7 @@ def rows_and_episodes(
     kinds = [last['terminated'] & single, last['truncated'] & single, newest]
     episode = dict(
         env_id=env,
-        first=key[first],
+        first=np.where(first < 0, -1, key[first]) if n else key,
         last=key[at],
         length=last['step_n'],
         total=last.get('total_reward'),
@@ -99,6 +100,8 @@ def rows_of(timeline, skip=0):
     gone = place.oldest_whole() - int(key[0]) if len(key) else 0
     if gone > 0 or place.counters.item(REWINDS) != rewinds:
         return rows_of(timeline, skip + 2 * max(gone, 0))
+    if episode['first'].min(initial=0) < 0:
+        raise StateError(timeline.who, 'a memory on disk with damaged links', timeline.place.path)
     return row, episode
 
 

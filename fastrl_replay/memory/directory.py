@@ -87,7 +87,7 @@ def read_meta(
     return meta
 
 # %% ../../nbs/memory/directory.ipynb #bbfae435
-_ARRAYS = re.compile(r'(\.new-|\.old-)?data-[0-9]+|\.meta\.json\..*')
+_ARRAYS = re.compile(r'(\.new-|\.old-)?data-[0-9]+|\.meta\.json\.[0-9]+\.[0-9]+')
 _BESIDE = re.compile(r'service|saved-[0-9a-f]{32}')
 
 
@@ -104,9 +104,12 @@ def _is_ours(path):
         return _is_signed(path)
     if name == 'run':
         return {'id', 'env', 'directory'} <= json_in(path).keys()
-    if name.startswith('data-'):
+    if 'data-' in name:
         counters = path / 'counters'
-        if path.is_symlink() or not counters.is_file() or counters.stat().st_size != N_COUNTERS * 8:
+        if path.is_symlink() or not path.is_dir():
+            return False
+        begun = name.startswith('.') and not any(path.iterdir())  # its writer was killed
+        if not begun and not (counters.is_file() and counters.stat().st_size == N_COUNTERS * 8):
             return False
     known = _ARRAYS.fullmatch(name) or _BESIDE.fullmatch(name)
     return bool(known) and 'process' in json_in(path.with_name('writer'))
@@ -873,10 +876,14 @@ _NOTE = '.elsewhere'
 
 # %% ../../nbs/memory/directory.ipynb #cbbb5e77
 def _erase(path):
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
+    "Remove a file or a folder; its `counters`, which say that it is ours, come last"
+    if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
+        return
+    for p in path.iterdir():
+        if p.name != 'counters':
+            _erase(p)
+    shutil.rmtree(path, ignore_errors=True)
 
 # %% ../../nbs/memory/directory.ipynb #5a4d0c12
 def shard_path(

@@ -191,6 +191,19 @@ def test_a_folder_of_yours_in_a_memory_stays(tmp_path):
     assert sorted(contents(tmp_path/'m/saved')) == sorted(f'{i}{name}' for i in range(1, 5) for name in ('', '/photo.jpg'))
     replay.memory.close()
 
+def test_files_of_yours_that_look_like_left_over_ones_stay(tmp_path):
+    "A writer that opens a memory removes what a killed one has left"
+    def write():
+        line = Timeline(40, Rows(tmp_path/'m'))
+        line.add(rows(3))
+        line.close()
+    write()
+    for name in '.old-data-7/thesis.txt', '.new-data-7/thesis.txt', '.meta.json.bak':
+        (tmp_path/'m'/name).parent.mkdir(exist_ok=True)
+        (tmp_path/'m'/name).write_text('precious')
+    write()
+    assert all((tmp_path/'m'/name).read_text() == 'precious' for name in ('.old-data-7/thesis.txt', '.new-data-7/thesis.txt', '.meta.json.bak'))
+
 def test_a_file_of_yours_in_a_memory_is_not_overwritten(tmp_path, capsys):
     "By a new run that goes on with its rows"
     line = Timeline(400, Rows(tmp_path/'m'))
@@ -417,3 +430,16 @@ def test_a_memory_on_disk_for_a_mixture_is_refused(tmp_path, monkeypatch):
             return pipe
     monkeypatch.setitem(LEARNERS, 'mixed', Mixed())
     with pytest.raises(SettingsError, match='memory_path'): Agent({**recipe('cartpole').settings, 'learner': 'mixed', 'memory_path': str(tmp_path/'m')})
+
+def test_metrics_of_many_names_are_refused(copy):
+    (copy/'metrics.jsonl').write_text(''.join(f'{{"env_steps":{i},"k{i}":1.0}}\n' for i in range(20_000)))
+    with pytest.raises(Explained, match='names of metrics'): read_metrics(copy)
+    with within(20): assert main(['report', str(copy)]) == 0
+
+@pytest.mark.parametrize('key, text', [('wrappers', 'FrameStackObservation(20000000)'), ('env', 'fastrl_replay/Catch-v0(size=60_000)')])
+def test_large_numbers_in_the_arguments_of_environments_want_trust(key, text, copy, capsys):
+    "Their spaces would take gigabytes before they are compared with anything"
+    config = json.loads((copy/'config.json').read_text())
+    config['settings'][key] = text
+    (copy/'config.json').write_text(json.dumps(config))
+    with within(30), small(): assert '--trust' in says(capsys, 'eval', copy, '--episodes', 1)

@@ -215,7 +215,7 @@ def test_a_restart_in_next_step_mode_loses_no_step(make):
 
 
 @pytest.mark.parametrize('vector', [False, True])
-@pytest.mark.parametrize('mode', [None, 'next_step'])
+@pytest.mark.parametrize('mode', ['disabled', 'next_step'])
 @pytest.mark.parametrize('restart', [False, True])
 def test_a_bandit_has_one_state(vector, mode, restart):
     "Every step ends an episode, and all states are equal: no warning, no error, no row is lost"
@@ -225,15 +225,15 @@ def test_a_bandit_has_one_state(vector, mode, restart):
     def step(reward, end):
         of = (lambda x: [x, x]) if vector else lambda x: x
         state = np.ones((2, 1) if vector else 1, np.float32)
-        how = dict(autoreset_mode=mode) if mode and vector else {}
-        return replay.add_step(state, of(0), of(reward), state, of(end), **how)
+        how = mode if vector else None
+        return replay.add_step(state, of(0), of(reward), state, of(end), autoreset_mode=how)
 
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         for k in range(10):
             made = step(1.0 + k, True)
             assert len(made) == 1 + vector
-            if mode and vector and not (restart and k % 2):
+            if mode == 'next_step' and vector and not (restart and k % 2):
                 assert len(step(0.0, False)) == 0
             elif restart:
                 state = through_file(replay.state_dict())
@@ -249,7 +249,7 @@ def cartpoles(mode):
 @pytest.mark.parametrize('mode', [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize('chain', ['one step', 'three steps'])
 def test_a_vector_that_resets_itself_must_say_so(mode, chain):
-    "The first step after an end raises, with what to pass; there is no wrong row"
+    "The first end raises, with what to pass; there is no wrong row"
     envs, (_, make) = cartpoles(mode), CHAINS[chain]
     for given in None, 'right':
         replay = make()
@@ -275,16 +275,37 @@ def test_a_vector_that_resets_itself_must_say_so(mode, chain):
             assert (rows['reward'] > 0).all()
 
 
-def test_a_vector_whose_loop_resets_it_needs_not_say_so():
-    "Also where an episode begins in the state in which the last one ended"
+@pytest.mark.parametrize('env', ['FrozenLake-v1', 'CliffWalking-v1'])
+@pytest.mark.parametrize('mode', AutoresetMode)
+def test_a_vector_says_how_it_resets_at_its_first_end(env, mode):
+    "Also if episodes begin where others end, if the loop resets once itself, and after loading"
+    envs = gym.make_vec(
+        env,
+        num_envs=3,
+        vectorization_mode='sync',
+        vector_kwargs=dict(autoreset_mode=mode),
+        max_episode_steps=30,
+    )
     replay = ExperienceReplay(None, 1, 999)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        for _ in range(5):
-            for k in range(3):  # round a ring of three, without a reward
-                obs, after = (np.full((2, 1), x % 3, np.float32) for x in (k, k + 1))
-                replay.add_step(obs, [0, 0], [0.0, 0.0], after, [k == 2] * 2)
-    assert replay.memory[:].rows['episode_n'].max() == 5
+    obs, _ = envs.reset(seed=0)
+    rng = np.random.default_rng(0)
+    for t in range(60):
+        action = rng.integers(0, 4, 3)
+        after, reward, terminated, truncated, _ = envs.step(action)
+        if (terminated | truncated).any():
+            before = replay.memory[:].rows.copy()
+            with pytest.raises(BlockError, match='disabled'):
+                replay.add_step(obs, action, reward, after, terminated, truncated)
+            assert np.array_equal(before, replay.memory[:].rows)
+            return
+        replay.add_step(obs, action, reward, after, terminated, truncated)
+        obs = after
+        if t == 3:
+            saved = through_file(replay.state_dict())
+            replay = ExperienceReplay(None, 1, 999)
+            replay.load_state_dict(saved)
+            obs, _ = envs.reset(seed=1)
+    raise AssertionError('no episode has ended')
 
 
 def test_a_name_that_is_nearly_a_parameter_is_no_column():
@@ -338,6 +359,7 @@ def test_a_mask_is_taken_from_anything_and_never_broadcast(as_, n):
     def step(mask, **more):
         zeros = np.zeros((*shape, 2), np.float32)
         values = dict(terminated=np.zeros(shape, bool), truncated=False) | more
+        values['autoreset_mode'] = 'disabled' if shape else None
         replay.add_step(zeros, np.zeros(shape, int), np.ones(shape), zeros, **values, mask=mask)
 
     mask = np.arange(4 * (n or 1)).reshape(*shape, 4) % 3 == 0
@@ -549,7 +571,7 @@ def test_a_mixture_takes_steps():
 
 @pytest.mark.filterwarnings('ignore:.*new episode')
 @pytest.mark.parametrize('restored', [False, True])
-@pytest.mark.parametrize('mode', [None, 'next_step', 'same_step', 'disabled'])
+@pytest.mark.parametrize('mode', ['next_step', 'same_step', 'disabled'])
 @pytest.mark.parametrize('make', [CHAINS['one step'][1], CHAINS['three steps'][1]])
 def test_vectors_that_are_killed(make, mode, restored):
     "At random moments, in each mode: rows are steps of a list of episodes, and none is missing"
@@ -576,7 +598,7 @@ def test_vectors_that_are_killed(make, mode, restored):
             if end[i]:
                 episodes[i].append([])
         begun = np.where(end[:, None], fresh(), after)
-        how = {} if mode is None else dict(autoreset_mode=mode)
+        how = dict(autoreset_mode=mode)
         given = begun if mode == 'same_step' else after
         if mode == 'same_step':
             how['final_obs'] = list(after)

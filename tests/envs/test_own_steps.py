@@ -44,8 +44,7 @@ def test_vectors_under_all_modes(mode, as_):
     obs, _ = envs.reset(seed=3)
     for _ in range(30):
         nxt, reward, term, trunc, info = envs.step(np.zeros(2, np.int64))
-        how = dict(final_obs=info.get('final_obs')) if mode == AutoresetMode.SAME_STEP else {}
-        if mode == AutoresetMode.NEXT_STEP: how = dict(autoreset_mode='next_step')
+        how = dict(final_obs=info.get('final_obs')) if mode == AutoresetMode.SAME_STEP else dict(autoreset_mode=mode)
         replay.add_step(as_(obs.copy()), np.zeros(2, np.int64), as_(reward.copy()), as_(nxt.copy()), term, trunc, **how)
         done = term | trunc
         obs = envs.reset(options=dict(reset_mask=done))[0] if mode == AutoresetMode.DISABLED and done.any() else nxt
@@ -169,7 +168,7 @@ def test_a_vector_that_goes_on_after_a_restart(mode, how, tmp_path):
         if mode == 'same_step' and end.any():
             final = np.array([a if e else None for a, e in zip(after, end)], object)
             after = np.where(end[:, None], np.float32([[0], [10]]), after)
-        for r in whole, cut: r.add_step(state, [0, 0], np.float32(~resets), after, end & ~resets, final_obs=final, **({} if mode == 'disabled' else dict(autoreset_mode=mode)))
+        for r in whole, cut: r.add_step(state, [0, 0], np.float32(~resets), after, end & ~resets, final_obs=final, autoreset_mode=mode)
         state, resets = (np.where(end[:, None], np.float32([[0], [10]]), after), resets) if mode == 'disabled' else (after, end if mode == 'next_step' else resets)
         cut = again(cut, 'cut')
     assert np.array_equal(cut.memory[:].rows, whole.memory[:].rows)
@@ -183,7 +182,7 @@ def test_a_chain_over_a_memory_on_disk_goes_on_with_the_next_episodes(gives, tmp
         for length, end in lengths:
             for k in range(length):
                 step = [[k, k + .5]]*len(envs), [0]*len(envs), [1.]*len(envs), [[k + 1, k + 1.5]]*len(envs), [end and k == length - 1]*len(envs)
-                (replay if gives == 'to the replay' else own).add_step(*step, env_id=envs)
+                (replay if gives == 'to the replay' else own).add_step(*step, env_id=envs, autoreset_mode='disabled')
                 if gives == 'to the first stage':
                     for block in replay.blocks(): replay.add(block)
         found = replay.memory[:].rows.copy()
@@ -310,7 +309,7 @@ def test_groups_that_change_are_counted_one_by_one(seed):
         one = n == 1 and rng.random() < .5
         step = dict(obs=np.ones((n, 2), np.float32), action=np.zeros(n, np.int64), reward=reward, next_obs=np.ones((n, 2), np.float32), terminated=end)
         if one: step = dict({c: x[0] for c, x in step.items()}, reward=float(reward[0]), terminated=bool(end[0]), action=0)
-        how = dict(env_id=int(ids[0]) if one or (np.diff(ids) == 1).all() and rng.random() < .5 else ids.tolist(), **dict(autoreset_mode='next_step') if lags else {})
+        how = dict(env_id=int(ids[0]) if one or (np.diff(ids) == 1).all() and rng.random() < .5 else ids.tolist(), autoreset_mode='next_step' if lags else 'disabled')
         if rng.random() < .3:
             with pytest.raises(BlockError): own.add_step(**dict(step, obs=step['obs']*np.nan), **how) if not resets.all() else own.add_step(**dict(step, obs='x'), **how)
         own.add_step(**step, **how)

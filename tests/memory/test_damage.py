@@ -84,3 +84,13 @@ def test_a_count_that_was_never_allowed_is_named_after_a_kill(counter, tmp_path)
     changed(file, np.int64, change)
     for mode in 'r', 'a':
         with pytest.raises(StateError, match='damaged counters'): len(PrioritizedReplay(max_sz=10, store=Rows(tmp_path/'m', mode=mode)))
+
+@pytest.mark.parametrize('noise', [True, False])
+def test_a_page_of_damaged_links_is_no_page_of_other_rows(noise, tmp_path):
+    replay = ExperienceReplay(max_sz=40, store=Rows(tmp_path/'m'))
+    for i in range(100): replay.add_step(np.float32([i]), 0, 1., np.float32([i + (.5 if i % 10 == 9 else 1)]), i % 10 == 9)
+    replay.close()
+    rng = np.random.default_rng(0)
+    def change(a): a[:] = rng.integers(-2**31, 2**31, a.size) if noise else 0
+    changed(tmp_path/'m/data-1/link', np.int32, change)
+    with pytest.raises(StateError, match='damaged links'): memory_sample(ExperienceReplay(max_sz=40, store=Rows(tmp_path/'m', mode='r')))
