@@ -10,6 +10,7 @@ from fastrl_replay.all import *
 from fastrl_replay.cli import main
 from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.recipes import Agent
+from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import reopen, resume, start
 from fastrl_replay.app.saved_policies import checkpoint_bytes, load_checkpoint, space_state
 from fastrl_replay.app.watching import Watch, watched_in
