@@ -221,7 +221,7 @@ def test_modules_of_training_wrappers_want_trust(mine, tmp_path):
     run = start(recipe('cartpole', **{**TINY, 'network': 8}, train_wrappers=f'{mine}:limited'), tmp_path/'r')
     assert stop(run, 150) and run.agent.journal.returns[0] == 3.
     del sys.modules[mine]
-    assert f'it would import the module {mine}' in error(resume, tmp_path/'r', kind=SettingsError)
+    assert f'--set train_wrappers={mine}:limited' in error(resume, tmp_path/'r', kind=SettingsError)
     resume(tmp_path/'r', trust=True).train()
     assert named_modules('a:b', 'c:d', 'e:f(g:h)') == ['a', 'c', 'e', 'g']
 
