@@ -251,6 +251,8 @@ class _Decoder:
         parts = getattr(old, 'spaces', ())
         parts = list(parts.values()) if isinstance(parts, dict) else parts
         new = decode(e['random'])
+        if not isinstance(new, np.random.Generator | None):
+            raise ValueError('no random numbers of a space')
         for part, state in zip(parts, e['parts'], strict=old is not None):
             self._space(state, part)
         if old is not None:

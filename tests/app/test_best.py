@@ -90,15 +90,6 @@ def test_load_policy_imports_no_module_of_the_environment(tmp_path, monkeypatch)
     del sys.modules['bestmine']
     assert len(load_policy(tmp_path/'r')(torch.zeros(3, 4))) == 3 and 'bestmine' not in sys.modules
 
-def test_a_checkpoint_of_before_best_models_goes_on(tmp_path):
-    from fastrl_replay.app.saved_policies import checkpoint_bytes
-    stop(tiny(tmp_path/'r', **OFTEN), 130)
-    state = load_checkpoint(tmp_path/'r/checkpoint.pt')
-    del state['policy'], state['run']['best']
-    (tmp_path/'r/checkpoint.pt').write_bytes(checkpoint_bytes(state))
-    with pytest.raises(SettingsError, match='has no policy'): load_policy(tmp_path/'r', best=False)
-    assert resume(tmp_path/'r').train() and load_policy(tmp_path/'r', best=False)
-
 def test_a_return_that_is_no_number_is_never_the_best(tmp_path):
     run = tiny(tmp_path/'r')
     for step, mean in enumerate([np.nan, 2., np.nan, np.inf]): run._keep_best(step, np.array([mean]))

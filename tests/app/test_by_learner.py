@@ -64,4 +64,4 @@ def test_recipes_by_learner_name_every_learner_that_takes_any_environment():
     assert all(known[n].settings['solved'] == 'threshold' for n in BY_LEARNER)
 
 def test_env_of_a_resumed_run_is_refused(whole, capsys):
-    assert '--env with --resume' in says(capsys, 'train', '--resume', whole, '--env', 'Acrobot-v1')
+    assert 'env = Acrobot-v1 with --resume' in says(capsys, 'train', '--resume', whole, '--env', 'Acrobot-v1')

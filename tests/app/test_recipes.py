@@ -172,7 +172,7 @@ MISTAKES = [   # (line, what it should say)
     ('train', 'no recipe was named'),
     ('train --resume nowhere', 'no config.json'), ('eval nowhere', 'no config.json'), ('recipes taxy', "did you mean 'taxi'"),
     ('train cartpole --settings no.ini', 'no such file'), ('train cartpole --steps 100', 'more than the warmup'), ('train cartpole --set env=CartPole-v7', 'CartPole-v7'),
-    ('train cartpole --set memory=rank', 'begin with cartpole-per'), ('train cartpole --set envs=0', 'at least 1'),
+    ('train cartpole --set memory=rank', 'begin with cartpole-per'), ('train cartpole --set envs=0', 'from 1 to'),
     ('train cartpole --set observe=7', "places in a flat observation"),
     ('train cartpole --set bs=8.5', 'a whole number'), ('train cartpole --set dueling=1', 'yes or no'), ('train cartpole --set like=taxi', "no setting 'like'"),
     *once('only SettingsError becomes a line; what stages, torch and gymnasium refuse while the agent is built is a traceback',

@@ -284,11 +284,11 @@ def test_a_disk_that_is_full(tmp_path):
         again.add(block(500, 200))
         whole(again)
         with pytest.raises(NoRoom, match='meta.json'): again.load_state_dict(saved)   # it notes that it went back
-        assert again.inserted in (500, 700)   # it may go back when there is room
+        assert again.added in (500, 700)   # it may go back when there is room
         whole(again)
         os.remove(tmp_path/'rest')
         again.load_state_dict(saved)
-        assert again.inserted == 500
+        assert again.added == 500
         whole(again)
         again.close()
     finally: subprocess.run(['umount', '-l', tmp_path])
@@ -1048,7 +1048,7 @@ def test_load_interrupted(every, tmp_path):
         states[path].append(line.state_dict())
         return line
     def then(line, path):
-        end = line.inserted
+        end = line.added
         assert end in (10, 15)
         whole(line)
         line.add(block(end, 3, 2))

@@ -414,7 +414,7 @@ def test_a_worker_that_is_stopped_is_named_where_it_is_waited_for(ordered):
         for pid in pids: os.kill(pid, signal.SIGSTOP)
         t = threading.Timer(2.5, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids])
         t.start()
-        with pytest.warns(RuntimeWarning, match=r'worker 0 of 2 has given no answer for \d+ seconds; got process \d+ is stopped: `kill -CONT \d+` lets it go on; [\d_]+ of [\d_]+ bytes of its answer have come'):
+        with pytest.warns(RuntimeWarning, match=r'worker [01] of 2 has given no answer for \d+ seconds; got process \d+ is stopped: `kill -CONT \d+` lets it go on; [\d_]+ of [\d_]+ bytes of its answer have come'):
             add(seen, numbers(islice(it, 8)))
         t.join()
         assert all(n == [*range(1, len(n) + 1)] for n in seen.values())
