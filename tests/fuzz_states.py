@@ -518,6 +518,7 @@ def attempt(t, before, after, state):
         new = t.make()
         t.load(new, t.coded(through_file(t.plain(t.save(chain)))))
         take(t.items(new), 1)
+    except EnvError as e: return outcome('late', e)   # a number in an environment made it fail a step later
     except BaseException as e: return outcome(f'loaded, but what it saves: {type(e).__name__}', e)
     return outcome('loaded')
 
