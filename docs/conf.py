@@ -24,10 +24,10 @@ groups = {
         + ' memory/samplers ' + tutorials('callbacks coming_from') + ' sb3 how_fast survives',
     'Understand it': 'ideas ' + tutorials('life_of_one_step') + ' replay/experience replay/prioritized replay/sequences replay/hindsight papers ' + tutorials('from_seed_to_here'),
     'Reference': 'all reference/classes combinations glossary versions changelog',
-    'Internals': 'modules internals/steps_and_pipes internals/figures internals/environments internals/transforms internals/memory internals/replay internals/learning internals/data '
-        'internals/many_processes internals/recipes_and_runs internals/command_line contributing'}
-internals = {'Steps and pipes': 'steps/* pipe generic testing', 'Figures': 'look/*', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*',
-    'Replay': 'replay/views replay/due_batches replay/saved_replays replay/replay replay/sequence_table replay/sequence_view replay/mixture', 'Learning': 'learning/*', 'Data': 'data/*', 'Many processes': 'parallel/*',
+    'Internals': 'modules internals/steps_and_pipes internals/environments internals/transforms internals/memory internals/replay internals/learning internals/data '
+        'internals/many_processes internals/pages_and_figures internals/recipes_and_runs internals/command_line contributing'}
+internals = {'Steps and pipes': 'steps/* pipe generic testing', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*',
+    'Replay': 'replay/views replay/due_batches replay/saved_replays replay/replay replay/sequence_table replay/sequence_view replay/mixture', 'Learning': 'learning/*', 'Data': 'data/*', 'Many processes': 'parallel/*', 'Pages and figures': 'look/*',
     'Recipes and runs': 'app/*', 'Command line': 'cli main'}
 classes = [c for c in map(vars(fastrl_replay.all).get, surface) if isinstance(c, type)]
 
