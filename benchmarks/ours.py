@@ -62,9 +62,10 @@ def added_steps(replay, n):
     if n == 1:
         steps = [tuple(x[0] if x[0].shape else x[0].item() for x in step) for step in steps]
     steps = cycle(steps)
+    how = {} if n == 1 else {'autoreset_mode': 'disabled'}
     for _ in range(1000):
-        replay.add_step(*next(steps))
-    return lambda: replay.add_step(*next(steps))
+        replay.add_step(*next(steps), **how)
+    return lambda: replay.add_step(*next(steps), **how)
 
 
 def tensors(batch):
