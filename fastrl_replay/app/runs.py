@@ -855,7 +855,7 @@ def outside(
     return found
 
 
-_LARGE_NUMBER = re.compile(r'\d{5}|\d_\d|\d[eE]\d|\*')  # in the arguments of an environment
+_LARGE_NUMBER = re.compile(r'\b\d(\w{4}|[\d.]*[_eE])|\*')  # in the arguments of an environment
 
 
 def _check_outside(s, trains, again):
