@@ -1,4 +1,5 @@
 "The site: `python docs/make.py` builds it into _docs/. What is not Sphinx's own is in literate.py."
+
 import sys
 from importlib.metadata import metadata
 from pathlib import Path
@@ -6,71 +7,178 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import fastrl_replay.all
 
-project, author, copyright = 'fastrl_replay', 'The fastrl_replay contributors', 'The fastrl_replay contributors, Apache 2.0'
+project, author, copyright = (
+    'fastrl_replay',
+    'The fastrl_replay contributors',
+    'The fastrl_replay contributors, Apache 2.0',
+)
 release = version = fastrl_replay.__version__
 package, surface = 'fastrl_replay', fastrl_replay.all.__all__
-chained = {f'.{c.stage_name}': f'{c.__module__}.{c.__name__}' for c in vars(fastrl_replay.all).values() if hasattr(c, 'stage_name')}
+chained = {
+    f'.{c.stage_name}': f'{c.__module__}.{c.__name__}'
+    for c in vars(fastrl_replay.all).values()
+    if hasattr(c, 'stage_name')
+}
 urls = dict(u.split(', ') for u in metadata('fastrl_replay').get_all('Project-URL', []))
-repository = urls.get('Repository', '')    # pyproject's [project.urls]; without it there are no links to Colab
+repository = urls.get(
+    'Repository', ''
+)  # pyproject's [project.urls]; without it there are no links to Colab
 root_doc = 'index'
-extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.viewcode', 'sphinx.ext.mathjax', 'sphinx_copybutton', 'literate', 'typesetting']
+extensions = [
+    'myst_nb',
+    'sphinx.ext.autodoc',
+    'sphinx.ext.viewcode',
+    'sphinx.ext.mathjax',
+    'sphinx_copybutton',
+    'literate',
+    'typesetting',
+]
 exclude_patterns = ['**/.ipynb_checkpoints']
 
+
 # The sidebar has parts by what a reader wants. Internals are the source lessons, in the order of the imports.
-def tutorials(names): return ' '.join(f'tutorials/{n}' for n in names.split())
+def tutorials(names):
+    return ' '.join(f'tutorials/{n}' for n in names.split())
+
+
 groups = {
-    'Use it': 'install first_training ' + tutorials('your_own_loop') + ' own_environment memories stages train command_line app/runs howto faq envs/atari learning/r2d2 '
-        + tutorials('a_million_frames goals_in_hindsight several_agents your_data a_memory_on_disk from_one_to_eight from_machine_to_cluster a_thousand_actors your_own_stage')
-        + ' memory/samplers ' + tutorials('callbacks coming_from') + ' sb3 how_fast survives',
-    'Understand it': 'ideas ' + tutorials('life_of_one_step') + ' replay/experience replay/prioritized replay/sequences replay/hindsight papers ' + tutorials('from_seed_to_here'),
+    'Use it': 'install first_training '
+    + tutorials('your_own_loop')
+    + ' own_environment memories stages train command_line app/runs howto faq envs/atari learning/r2d2 '
+    + tutorials(
+        'a_million_frames goals_in_hindsight several_agents your_data a_memory_on_disk from_one_to_eight from_machine_to_cluster a_thousand_actors your_own_stage'
+    )
+    + ' memory/samplers '
+    + tutorials('callbacks coming_from')
+    + ' sb3 how_fast survives',
+    'Understand it': 'ideas '
+    + tutorials('life_of_one_step')
+    + ' replay/experience replay/prioritized replay/sequences replay/hindsight papers '
+    + tutorials('from_seed_to_here'),
     'Reference': 'all reference/classes combinations glossary versions changelog',
     'Internals': 'modules internals/steps_and_pipes internals/environments internals/transforms internals/memory internals/replay internals/learning internals/data '
-        'internals/many_processes internals/pages_and_figures internals/recipes_and_runs internals/command_line contributing'}
-internals = {'Steps and pipes': 'steps/* pipe generic testing', 'Environments': 'envs/*', 'Transforms': 'stages/*', 'Memory': 'memory/*',
-    'Replay': 'replay/views replay/due_batches replay/saved_replays replay/replay replay/sequence_table replay/sequence_view replay/mixture', 'Learning': 'learning/*', 'Data': 'data/*', 'Many processes': 'parallel/*', 'Pages and figures': 'look/*',
-    'Recipes and runs': 'app/*', 'Command line': 'cli main'}
+    'internals/many_processes internals/pages_and_figures internals/recipes_and_runs internals/command_line contributing',
+}
+internals = {
+    'Steps and pipes': 'steps/* pipe generic testing',
+    'Environments': 'envs/*',
+    'Transforms': 'stages/*',
+    'Memory': 'memory/*',
+    'Replay': 'replay/views replay/due_batches replay/saved_replays replay/replay replay/sequence_table replay/sequence_view replay/mixture',
+    'Learning': 'learning/*',
+    'Data': 'data/*',
+    'Many processes': 'parallel/*',
+    'Pages and figures': 'look/*',
+    'Recipes and runs': 'app/*',
+    'Command line': 'cli main',
+}
 classes = [c for c in map(vars(fastrl_replay.all).get, surface) if isinstance(c, type)]
 
-words = {   # what people search for, where the page says it in other words
+words = {  # what people search for, where the page says it in other words
     'install': 'pip; installation; setup; requirements; extras; CUDA; CPU wheel',
-    'memories': 'buffer; replay buffer; buffer_size; capacity; ring buffer', 'reference/classes': 'API; api reference', 'memory/samplers': 'custom sampler; own sampler; sampling strategy',
-    'tutorials/your_own_loop': 'custom training loop; training loop; custom loss', 'own_environment': 'custom environment; custom env; gym environment',
-    'look/show': 'visualize; plot; inspect', 'look/page': 'visualize memory; html page', 'tutorials/coming_from': 'batch_size; learning_starts; train_freq; gradient_steps',
-    'replay/prioritized': 'PER; prioritized experience replay; importance sampling; importance weights; beta schedule; beta annealing', 'replay/hindsight': 'HER; hindsight experience replay; HerReplayBuffer; HerReplayBuffer speed', 'replay/sequences': 'RNN; LSTM; recurrent; burn_in', 'learning/r2d2': 'R2D2; recurrent agent; recurrent network', 'command_line': 'kill -9; SIGKILL; killed run; resume',
-    'howto': 'HerReplayBuffer; hidden state; recurrent states; beta schedule; late TD errors; rows as arrays; Atari memory; kill -9', 'tutorials/from_machine_to_cluster': 'Ray; cluster; several machines; lost machine; node failure',
-    'parallel/stage': 'distributed; multiprocessing; num_workers; Ape-X; APEX', 'parallel/service': 'Reverb; server', 'app/runs': 'checkpoint; resume; save; load; save_every; checkpoint interval', 'app/saved_policies': 'load model; save model',
-    'tutorials/your_data': 'offline RL; dataset; demonstrations; Minari; D4RL; dataset of another environment', 'memory/on_device': 'cuda; GPU', 'memory/frames': 'frame stack; images; Atari memory', 'tutorials/several_agents': 'multi-agent; MARL; PettingZoo',
-    'app/tracking': 'tensorboard; wandb; logging', 'app/watching': 'live view; dashboard; monitor', 'envs/atari': 'Atari; Atari environment; ALE; Pong; Breakout', 'learning/video': 'record video; render; video of the best model', 'faq': 'error; slow; troubleshooting; not learning; priorities not changing; memory grows; hangs; workers hang; runs differ', 'sb3': 'SB3; replay_buffer_class', 'stages/nstep': 'multi-step; n-step',
-    'tutorials/callbacks': 'callback; early stopping; best model', 'tutorials/a_memory_on_disk': 'disk; persist; memmap', 'how_fast': 'benchmark; performance'}
+    'memories': 'buffer; replay buffer; buffer_size; capacity; ring buffer',
+    'reference/classes': 'API; api reference',
+    'memory/samplers': 'custom sampler; own sampler; sampling strategy',
+    'tutorials/your_own_loop': 'custom training loop; training loop; custom loss',
+    'own_environment': 'custom environment; custom env; gym environment',
+    'look/show': 'visualize; plot; inspect',
+    'look/page': 'visualize memory; html page',
+    'tutorials/coming_from': 'batch_size; learning_starts; train_freq; gradient_steps',
+    'replay/prioritized': 'PER; prioritized experience replay; importance sampling; importance weights; beta schedule; beta annealing',
+    'replay/hindsight': 'HER; hindsight experience replay; HerReplayBuffer; HerReplayBuffer speed',
+    'replay/sequences': 'RNN; LSTM; recurrent; burn_in',
+    'learning/r2d2': 'R2D2; recurrent agent; recurrent network',
+    'command_line': 'kill -9; SIGKILL; killed run; resume',
+    'howto': 'HerReplayBuffer; hidden state; recurrent states; beta schedule; late TD errors; rows as arrays; Atari memory; kill -9',
+    'tutorials/from_machine_to_cluster': 'Ray; cluster; several machines; lost machine; node failure',
+    'parallel/stage': 'distributed; multiprocessing; num_workers; Ape-X; APEX',
+    'parallel/service': 'Reverb; server',
+    'app/runs': 'checkpoint; resume; save; load; save_every; checkpoint interval',
+    'app/saved_policies': 'load model; save model',
+    'tutorials/your_data': 'offline RL; dataset; demonstrations; Minari; D4RL; dataset of another environment',
+    'memory/on_device': 'cuda; GPU',
+    'memory/frames': 'frame stack; images; Atari memory',
+    'tutorials/several_agents': 'multi-agent; MARL; PettingZoo',
+    'app/tracking': 'tensorboard; wandb; logging',
+    'app/watching': 'live view; dashboard; monitor',
+    'envs/atari': 'Atari; Atari environment; ALE; Pong; Breakout',
+    'learning/video': 'record video; render; video of the best model',
+    'faq': 'error; slow; troubleshooting; not learning; priorities not changing; memory grows; hangs; workers hang; runs differ',
+    'sb3': 'SB3; replay_buffer_class',
+    'stages/nstep': 'multi-step; n-step',
+    'tutorials/callbacks': 'callback; early stopping; best model',
+    'tutorials/a_memory_on_disk': 'disk; persist; memmap',
+    'how_fast': 'benchmark; performance',
+}
 
-frequent = [   # what “What can go wrong” entries begin with, for the page of questions: these come first in their groups, in this order
-    'Returns stay as they were while the loss falls', "The policy doesn't improve while", 'The loss falls, and returns do not rise', '`q` grows without end',
-    'Values are wrong near time limits', 'Values of truncated episodes are too low', 'Values are too low after `.n_step`', 'Exploration ends much earlier', 'With more environments there are fewer updates',
-    '`NotEnoughRows` at `sample`', 'A network refuses pixels', '`RuntimeError` about the bootstrapping phase', '`ArgumentError` when the stage is made', '`RuntimeError`: the iterator was invalidated',
-    'NaN in a row is refused', 'A warning that NextStep is assumed', 'A priority is refused', 'An error about bounds that are infinite',
-    "Writing to a batch doesn't change the memory", '`steps.reward *= 2` changes the rows', 'Blocks differ in size', 'Episodes of two environments are mixed', 'A second `for` begins anew',
-    'Priorities are not changing', 'One row is in nearly every batch', 'Large errors are drawn too often', 'Some rows are never drawn again', 'Short episodes are hardly ever drawn', 'Nearly all weights are tiny',
-    'All workers choose the same random actions', 'Two policies choose the same random actions', 'Two memories draw the same places', "All workers' environments begin in the same state",
-    '`.prefetch` makes nothing faster', 'Drawing is slow although rows lie on the GPU', 'The GPU waits for each update',
-    'Memory grows with a list of columns', 'The newest rows are not in the memory', 'The memory stays empty with a `DataLoader`',
-    'Resuming steps all environments again', 'Workers explore as before']
+frequent = [  # what “What can go wrong” entries begin with, for the page of questions: these come first in their groups, in this order
+    'Returns stay as they were while the loss falls',
+    "The policy doesn't improve while",
+    'The loss falls, and returns do not rise',
+    '`q` grows without end',
+    'Values are wrong near time limits',
+    'Values of truncated episodes are too low',
+    'Values are too low after `.n_step`',
+    'Exploration ends much earlier',
+    'With more environments there are fewer updates',
+    '`NotEnoughRows` at `sample`',
+    'A network refuses pixels',
+    '`RuntimeError` about the bootstrapping phase',
+    '`ArgumentError` when the stage is made',
+    '`RuntimeError`: the iterator was invalidated',
+    'NaN in a row is refused',
+    'A warning that NextStep is assumed',
+    'A priority is refused',
+    'An error about bounds that are infinite',
+    "Writing to a batch doesn't change the memory",
+    '`steps.reward *= 2` changes the rows',
+    'Blocks differ in size',
+    'Episodes of two environments are mixed',
+    'A second `for` begins anew',
+    'Priorities are not changing',
+    'One row is in nearly every batch',
+    'Large errors are drawn too often',
+    'Some rows are never drawn again',
+    'Short episodes are hardly ever drawn',
+    'Nearly all weights are tiny',
+    'All workers choose the same random actions',
+    'Two policies choose the same random actions',
+    'Two memories draw the same places',
+    "All workers' environments begin in the same state",
+    '`.prefetch` makes nothing faster',
+    'Drawing is slow although rows lie on the GPU',
+    'The GPU waits for each update',
+    'Memory grows with a list of columns',
+    'The newest rows are not in the memory',
+    'The memory stays empty with a `DataLoader`',
+    'Resuming steps all environments again',
+    'Workers explore as before',
+]
 
-nb_execution_mode = 'off'                 # the outputs were saved when the notebooks were tested
-nb_render_markdown_format = 'gfm'         # in outputs: tables
-highlight_language = 'text'               # of fences that name none; cells name theirs
+nb_execution_mode = 'off'  # the outputs were saved when the notebooks were tested
+nb_render_markdown_format = 'gfm'  # in outputs: tables
+highlight_language = 'text'  # of fences that name none; cells name theirs
 myst_enable_extensions = ['dollarmath']
 myst_heading_anchors = 3
-autodoc_typehints, autodoc_preserve_defaults, autodoc_inherit_docstrings, autodoc_member_order = 'none', True, False, 'bysource'
+autodoc_typehints, autodoc_preserve_defaults, autodoc_inherit_docstrings, autodoc_member_order = (
+    'none',
+    True,
+    False,
+    'bysource',
+)
 python_maximum_signature_line_length = 80
 viewcode_follow_imported_members = False  # a page's names are all its module's
-smartquotes_action = 'D'                  # dashes alone: quotes in the texts of the API are code
+smartquotes_action = 'D'  # dashes alone: quotes in the texts of the API are code
 add_module_names = False
 mathjax_path = 'tex-svg.js'
 mathjax3_config = {'options': {'enableMenu': False}}
 pygments_style, pygments_dark_style = 'default', 'monokai'
 html_theme, html_copy_source = 'furo', False
 html_title = f'fastrl_replay {release}'
-if repository: html_theme_options = dict(source_repository=repository, source_branch='main', source_directory='nbs/')
+if repository:
+    html_theme_options = dict(
+        source_repository=repository, source_branch='main', source_directory='nbs/'
+    )
 html_static_path = ['static']
 html_css_files, html_js_files = ['site.css'], ['diagrams.js', 'pictures.js']
-html_search_scorer = str(Path(__file__).parent/'static/scorer.js')
+html_search_scorer = str(Path(__file__).parent / 'static/scorer.js')

@@ -1,11 +1,13 @@
 """Write two tables into pages: what was run, from benchmarks/results/pythons.json, which `.ci/pythons` writes, and the extras,
 from pyproject.toml: `python docs/versions.py [--check]`."""
+
 import json, re, sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = '<!-- docs/versions.py: begin -->\n', '<!-- docs/versions.py: end -->\n'
 WHICH = dict(fast='the fast tests', some='the tests of `.ci/lowest`')
+
 
 def line(name, r):
     "One row of the table of what was run"
@@ -17,29 +19,57 @@ def line(name, r):
     what = f"{r['python']}, the lowest versions" if name == 'lowest' else r['python']
     return f"| {what} | {r['torch']}, {r['numpy']}, {r['numba']}, {r['gymnasium']} | {packages} | {tests} | {r['date']}, `{r['commit']}` |"
 
+
 def versions():
     "The table of what was run"
-    found = json.loads((ROOT/'benchmarks/results/pythons.json').read_text(encoding='utf-8'))
-    order = sorted(found, key=lambda name: (name != 'lowest', [int(n) for n in re.findall(r'\d+', name)]))
-    return ['| Python | torch, numpy, numba, gymnasium | wheel and sdist | tests | when, commit |', '|---|---|---|---|---|', *(line(name, found[name]) for name in order)]
+    found = json.loads((ROOT / 'benchmarks/results/pythons.json').read_text(encoding='utf-8'))
+    order = sorted(
+        found, key=lambda name: (name != 'lowest', [int(n) for n in re.findall(r'\d+', name)])
+    )
+    return [
+        '| Python | torch, numpy, numba, gymnasium | wheel and sdist | tests | when, commit |',
+        '|---|---|---|---|---|',
+        *(line(name, found[name]) for name in order),
+    ]
+
 
 def extras():
     "The table of extras: what the comment behind each says, and its packages"
-    section = (ROOT/'pyproject.toml').read_text(encoding='utf-8').partition('[project.optional-dependencies]\n')[2].partition('\n[')[0]
+    section = (
+        (ROOT / 'pyproject.toml')
+        .read_text(encoding='utf-8')
+        .partition('[project.optional-dependencies]\n')[2]
+        .partition('\n[')[0]
+    )
     found = re.findall(r'^(\w+) = \[(.+)\]  # (.+)$', section, re.M)
-    return ['| extra | what it adds | packages |', '|---|---|---|', *(f"| `{name}` | {text} | {', '.join(re.findall(r'[a-zA-Z][^<>=]*', needs.replace(chr(34), '')))} |" for name, needs, text in found)]
+    return [
+        '| extra | what it adds | packages |',
+        '|---|---|---|',
+        *(
+            f"| `{name}` | {text} | {', '.join(re.findall(r'[a-zA-Z][^<>=]*', needs.replace(chr(34), '')))} |"
+            for name, needs, text in found
+        ),
+    ]
+
 
 def page(path, table):
     "A page with its table"
     before, rest = path.read_text(encoding='utf-8').split(BEGIN)
     return '\n'.join([f'{before}{BEGIN}', *table, f'\n{END}']) + rest.split(END)[1]
 
+
 def main():
     for name, table in {'versions': versions(), 'install': extras()}.items():
-        path = ROOT/f'nbs/{name}.md'
+        path = ROOT / f'nbs/{name}.md'
         wanted = page(path, table)
-        if wanted == path.read_text(encoding='utf-8'): continue
-        if '--check' in sys.argv[1:]: sys.exit(f'nbs/{name}.md: its table is not what its source gives. Remedy: run\n    python docs/versions.py')
+        if wanted == path.read_text(encoding='utf-8'):
+            continue
+        if '--check' in sys.argv[1:]:
+            sys.exit(
+                f'nbs/{name}.md: its table is not what its source gives. Remedy: run\n    python docs/versions.py'
+            )
         path.write_text(wanted, encoding='utf-8', newline='\n')
 
-if __name__ == '__main__': main()
+
+if __name__ == '__main__':
+    main()

@@ -1,65 +1,118 @@
 """What several test files share: random spaces, rows full of random bits, and hypothesis settings that repeat."""
+
 import numpy as np
 from gymnasium import spaces
 from hypothesis import HealthCheck, settings, strategies as st
 
+
 def cases(n):
     "Settings for `n` cases, or a quarter of them without `--hypothesis-profile deep`; the same ones in every run"
-    some = n if settings.get_current_profile_name() == 'deep' else max(n//4, min(n, 25))
-    return settings(max_examples=some, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    some = n if settings.get_current_profile_name() == 'deep' else max(n // 4, min(n, 25))
+    return settings(
+        max_examples=some,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
 
 # ---- spaces ----
 
-DTYPES = ['uint8','int8','uint16','int16','uint32','int32','uint64','int64','float16','float32','float64','bool']
-boxes    = st.builds(lambda shape, dtype: spaces.Box(0, 1, shape, np.dtype(dtype).type),
-                     st.sampled_from([(), (1,), (3,), (0,), (2,3), (1,2,1)]), st.sampled_from(DTYPES))
-discrete = st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1,5), st.integers(-3,3))
-multi    = st.sampled_from([[3], [2,5], [[2,3],[4,5]]]).map(spaces.MultiDiscrete)
-binary   = st.sampled_from([1, 4, [2,3]]).map(spaces.MultiBinary)
-plain    = boxes | discrete | multi | binary
-names    = st.sampled_from(['pos', 'a', 'b.c', 'name with blanks', 'é', '0', 'state', '_x', 'names', '[1]', '[0'])
-any_space = st.recursive(plain, lambda s: st.dictionaries(names, s, min_size=1, max_size=3).map(spaces.Dict)
-                         | st.lists(s, min_size=1, max_size=3).map(spaces.Tuple), max_leaves=6)
+DTYPES = [
+    'uint8',
+    'int8',
+    'uint16',
+    'int16',
+    'uint32',
+    'int32',
+    'uint64',
+    'int64',
+    'float16',
+    'float32',
+    'float64',
+    'bool',
+]
+boxes = st.builds(
+    lambda shape, dtype: spaces.Box(0, 1, shape, np.dtype(dtype).type),
+    st.sampled_from([(), (1,), (3,), (0,), (2, 3), (1, 2, 1)]),
+    st.sampled_from(DTYPES),
+)
+discrete = st.builds(
+    lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)
+)
+multi = st.sampled_from([[3], [2, 5], [[2, 3], [4, 5]]]).map(spaces.MultiDiscrete)
+binary = st.sampled_from([1, 4, [2, 3]]).map(spaces.MultiBinary)
+plain = boxes | discrete | multi | binary
+names = st.sampled_from(
+    ['pos', 'a', 'b.c', 'name with blanks', 'é', '0', 'state', '_x', 'names', '[1]', '[0']
+)
+any_space = st.recursive(
+    plain,
+    lambda s: (
+        st.dictionaries(names, s, min_size=1, max_size=3).map(spaces.Dict)
+        | st.lists(s, min_size=1, max_size=3).map(spaces.Tuple)
+    ),
+    max_leaves=6,
+)
 
 # ---- rows ----
 
+
 def numpy_leaves(a):
     "All plain fields of a structured array, depth first"
-    if a.dtype.names is None: yield a
+    if a.dtype.names is None:
+        yield a
     else:
-        for n in a.dtype.names: yield from numpy_leaves(a[n])
+        for n in a.dtype.names:
+            yield from numpy_leaves(a[n])
+
 
 def numbers(n, dtype, seed=0):
     "Rows whose every field holds other small numbers, none of them NaN"
-    rows,rng = np.zeros(n, dtype),np.random.default_rng(seed)
-    for a in numpy_leaves(rows): a[...] = rng.integers(0, 2 if a.dtype == bool else 100, a.shape)
+    rows, rng = np.zeros(n, dtype), np.random.default_rng(seed)
+    for a in numpy_leaves(rows):
+        a[...] = rng.integers(0, 2 if a.dtype == bool else 100, a.shape)
     return rows
+
 
 def scribble(rows, seed=0):
     "Fill each plain field with random bits (NaN included); booleans stay 0 or 1"
     rng = np.random.default_rng(seed)
     for a in numpy_leaves(rows):
-        if a.dtype == bool: a[...] = rng.integers(0, 2, a.shape)
-        else: a[...] = np.frombuffer(rng.bytes(a.size*a.itemsize), a.dtype).reshape(a.shape)
+        if a.dtype == bool:
+            a[...] = rng.integers(0, 2, a.shape)
+        else:
+            a[...] = np.frombuffer(rng.bytes(a.size * a.itemsize), a.dtype).reshape(a.shape)
     return rows
+
 
 def bits(x):
     "The very bits of an array or tensor; what lies between columns is no column's"
     x = np.asarray(x)
-    if x.dtype.names: return [bits(x[n]) for n in x.dtype.names]
+    if x.dtype.names:
+        return [bits(x[n]) for n in x.dtype.names]
     return np.ascontiguousarray(x).tobytes()
+
 
 def pairs(field, tensors):
     "Each plain field of an array beside its tensor in the nested column"
     names = field.dtype.names
-    if names is None: yield field, tensors
+    if names is None:
+        yield field, tensors
     else:
         parts = tensors if isinstance(tensors, tuple) else list(tensors.values())
-        assert len(parts) == len(names) and (isinstance(tensors, tuple) or list(tensors) == list(names))
-        for n,t in zip(names, parts): yield from pairs(field[n], t)
+        assert len(parts) == len(names) and (
+            isinstance(tensors, tuple) or list(tensors) == list(names)
+        )
+        for n, t in zip(names, parts):
+            yield from pairs(field[n], t)
+
 
 def equal(a, b):
     "The same rows, bit for bit, wherever they lie"
     assert type(a) is type(b) and a.shape == b.shape and a.dtype == b.dtype
-    for x,y in zip(numpy_leaves(a.to('cpu').rows), numpy_leaves(b.to('cpu').rows)): assert bits(x) == bits(y)
-    if hasattr(type(a), 'burn_in'): assert a._each == b._each
+    for x, y in zip(numpy_leaves(a.to('cpu').rows), numpy_leaves(b.to('cpu').rows)):
+        assert bits(x) == bits(y)
+    if hasattr(type(a), 'burn_in'):
+        assert a._each == b._each

@@ -1,4 +1,5 @@
 """Figures on the pages: each comes from what was measured, by name, and no other one is typed."""
+
 import ast, functools, json, re
 
 import pytest
@@ -7,99 +8,196 @@ from test_house import BIN, NOTEBOOKS, ROOT, cells, run
 
 figures = docs_module('figures')
 WORDS = 'half|third|quarter|fifth|tenth|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|fifteen|sixteen|twenty|thirty|forty|fifty|a hundred'
-TYPED = re.compile(rf'''(?<![\w,.×])(?:[\d,.]*\d|\b(?:{WORDS}))(?:[\s-]+|(?=[µ%]))                  # a number, and what is measured in it:
+TYPED = re.compile(
+    rf'''(?<![\w,.×])(?:[\d,.]*\d|\b(?:{WORDS}))(?:[\s-]+|(?=[µ%]))                  # a number, and what is measured in it:
     (?:(?:µs|ms|ns|[kmgt]i?b|%|bytes[ ]an?[ ]\w+|(?:milli|micro|nano)?seconds?|minutes?|hours?)(?!\w)|fold\b|×\s(?!\d)
     |times[ ](?:as[ ](?:fast|long|slow|much|many|large|small)|longer|faster|slower|smaller|larger|more|fewer|less)\b|(?:steps|rows)[ ]a[ ]second\b)
     |\b(?:twice|half)[ ]as[ ](?:fast|long|slow)\b|\b(?:half|a[ ](?:third|quarter|fifth|tenth|fiftieth))[ ]of[ ](?:the|its)[ ]time\b|\bhalf[ ]an?[ ](?:second|minute|hour)\b
-    |\b(?:solved|solves[ ]it|learned)[ ](?:at|after)[ ](?:step[ ])?\d[\d,]+''', re.X)   # in lower-case texts, which is quicker than re.I
+    |\b(?:solved|solves[ ]it|learned)[ ](?:at|after)[ ](?:step[ ])?\d[\d,]+''',
+    re.X,
+)  # in lower-case texts, which is quicker than re.I
 
-CONSTANTS = [   # what a page may type, by the kind of number it is
+CONSTANTS = [  # what a page may type, by the kind of number it is
     # settings: how long, how much, how often, as the code says
-    r'every two seconds', r'at most every ten seconds', r'has five seconds', r'is given five seconds', r'more than ten minutes',
-    r'two seconds before', r'sparse files of 3 GB', r'at most 128 MB', r'16 KB of what many', r'reads? 64 MB|64 MB (?:were|are) read', r'waits? (five|two) milliseconds',
-    r'holds the GIL for 5 ms', r'larger than 16 MB', r'longer than five seconds',
+    r'every two seconds',
+    r'at most every ten seconds',
+    r'has five seconds',
+    r'is given five seconds',
+    r'more than ten minutes',
+    r'two seconds before',
+    r'sparse files of 3 GB',
+    r'at most 128 MB',
+    r'16 KB of what many',
+    r'reads? 64 MB|64 MB (?:were|are) read',
+    r'waits? (five|two) milliseconds',
+    r'holds the GIL for 5 ms',
+    r'larger than 16 MB',
+    r'longer than five seconds',
     # sizes that follow from shapes and dtypes, and the system's defaults
-    r'a million fill 56 GB|are 56 GB|rows of 56 KB|takes 29 MB|is 14 MB|copies 14 MB|that is 80 MB', r'8 MB ahead|; 128 KB is usual|reads ahead, 128 KB',
-    r'24 bytes a row|twelve bytes a row|four bytes a number', r'half of the memory', r'52\.5 %',
+    r'a million fill 56 GB|are 56 GB|rows of 56 KB|takes 29 MB|is 14 MB|copies 14 MB|that is 80 MB',
+    r'8 MB ahead|; 128 KB is usual|reads ahead, 128 KB',
+    r'24 bytes a row|twelve bytes a row|four bytes a number',
+    r'half of the memory',
+    r'52\.5 %',
     # targets, assumptions and examples worked out on paper
     r'1,000 steps a second|needs 20 ms|500 steps a second|in 10 ms|differ: 5 ms|20 ms for an update',
-    r'a learner of 20 ms|12\.5 MB of gradients|take 10 ms to go|of two takes 30 ms|an hour for six minutes', r'that wait 5 ms|: 5 ms a step|20 ms an update|7 MB of gradients|1,000 hours|reach 85 %',
-    r'drawn three times as often', r'frames is four times as large', r'our trial, 49\.5%', r'batches of 64, 2,000 times',
-    r'at place 2 % 3', r'16 GB of RAM|Atari with 16 GB|12 GB of 16|80 % of the machine']
+    r'a learner of 20 ms|12\.5 MB of gradients|take 10 ms to go|of two takes 30 ms|an hour for six minutes',
+    r'that wait 5 ms|: 5 ms a step|20 ms an update|7 MB of gradients|1,000 hours|reach 85 %',
+    r'drawn three times as often',
+    r'frames is four times as large',
+    r'our trial, 49\.5%',
+    r'batches of 64, 2,000 times',
+    r'at place 2 % 3',
+    r'16 GB of RAM|Atari with 16 GB|12 GB of 16|80 % of the machine',
+]
+
 
 def prose(text):
     "Without code, equations, links' targets, and figures that have a name"
     text = re.sub(r'```.*?```', '', figures.MARK.sub('§', text), flags=re.S)
     return re.sub(r'`[^`\n]*`|\$[^$\n]*\$|\]\([^)]*\)|^ {4}.*$', '§', text, flags=re.M)
 
+
 def typed(text):
     "The figures of a text that have no name and are no constant, with the words around them"
     text = ' '.join(prose(text).split()).lower()
     found = [*TYPED.finditer(text)]
     known = [m.span() for c in CONSTANTS if found for m in re.finditer(c.lower(), text)]
-    return [text[max(0, m.start()-40):m.end()+25] for m in found if not any(a < m.end() and m.start() < b for a, b in known)]
+    return [
+        text[max(0, m.start() - 40) : m.end() + 25]
+        for m in found
+        if not any(a < m.end() and m.start() < b for a, b in known)
+    ]
+
 
 def docstrings():
-    for p in sorted((ROOT/'fastrl_replay').rglob('*.py')):
+    for p in sorted((ROOT / 'fastrl_replay').rglob('*.py')):
         for node in ast.walk(ast.parse(p.read_text(encoding='utf-8'))):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (doc := ast.get_docstring(node)): yield f'{p.name} {getattr(node, "name", "")}', doc
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (
+                doc := ast.get_docstring(node)
+            ):
+                yield f'{p.name} {getattr(node, "name", "")}', doc
+
 
 @functools.cache
 def written():
     "Where a text for readers stands, and the text"
     return [*_written()]
 
+
 def _written():
-    for nb in NOTEBOOKS: yield from ((f'{nb.relative_to(ROOT)} {c["id"]}', ''.join(c['source'])) for c in cells(nb, 'markdown'))
-    yield from ((p.name, p.read_text(encoding='utf-8')) for p in [*ROOT.glob('nbs/*.md'), ROOT/'CONTRIBUTING.md'])
+    for nb in NOTEBOOKS:
+        yield from (
+            (f'{nb.relative_to(ROOT)} {c["id"]}', ''.join(c['source']))
+            for c in cells(nb, 'markdown')
+        )
+    yield from (
+        (p.name, p.read_text(encoding='utf-8'))
+        for p in [*ROOT.glob('nbs/*.md'), ROOT / 'CONTRIBUTING.md']
+    )
     yield from docstrings()
 
+
 def test_figures_on_pages_are_those_that_were_measured():
-    wrong = [f'{p.relative_to(ROOT)}: {name} is {figures.FIGURES[name]()}, not {value}' for p in [*figures.pages(), ROOT/'README.md']
-        for name, value in figures.MARK.findall(p.read_text(encoding='utf-8')) if value != figures.FIGURES[name]()]
-    assert not wrong, '\n'.join(wrong) + '\nRemedy: python docs/figures.py, then python docs/readme.py'
+    wrong = [
+        f'{p.relative_to(ROOT)}: {name} is {figures.FIGURES[name]()}, not {value}'
+        for p in [*figures.pages(), ROOT / 'README.md']
+        for name, value in figures.MARK.findall(p.read_text(encoding='utf-8'))
+        if value != figures.FIGURES[name]()
+    ]
+    assert not wrong, (
+        '\n'.join(wrong) + '\nRemedy: python docs/figures.py, then python docs/readme.py'
+    )
+
 
 def test_pages_with_learning_curves_name_the_processor():
     "Equal seeds give equal curves on the same processor only"
     pages = {nb.stem: nb.read_text(encoding='utf-8') for nb in NOTEBOOKS}
-    drawn = {name for name, text in pages.items() if re.search(r'RESULTS /.*Image\(curves\(', text, re.S)}
-    assert drawn >= {'index', 'sac', 'td3', 'command_line'} and not [name for name in drawn if '<!--=machine.' not in pages[name]]
+    drawn = {
+        name for name, text in pages.items() if re.search(r'RESULTS /.*Image\(curves\(', text, re.S)
+    }
+    assert drawn >= {'index', 'sac', 'td3', 'command_line'} and not [
+        name for name in drawn if '<!--=machine.' not in pages[name]
+    ]
+
 
 def test_no_figure_is_typed():
     found = [f'{place}: …{words}…' for place, text in written() for words in typed(text)]
-    assert not found, '\n'.join(found) + '\nRemedy: a name in FIGURES of docs/figures.py; or a constant, in CONSTANTS here'
+    assert not found, (
+        '\n'.join(found)
+        + '\nRemedy: a name in FIGURES of docs/figures.py; or a constant, in CONSTANTS here'
+    )
+
 
 def test_every_figure_and_every_constant_is_used():
     everything = ' '.join('\n'.join(prose(text) for _, text in written()).split()).lower()
-    there = {name for p in figures.pages() for name, _ in figures.MARK.findall(p.read_text(encoding='utf-8'))}
+    there = {
+        name
+        for p in figures.pages()
+        for name, _ in figures.MARK.findall(p.read_text(encoding='utf-8'))
+    }
     assert there == set(figures.FIGURES), there ^ set(figures.FIGURES)
     assert not [c for c in CONSTANTS if not re.search(c.lower(), everything)]
 
+
 def test_a_figure_that_is_changed_is_found(monkeypatch):
     text = 'takes <!--=bytes.ours-->76<!--=--> bytes a row'
-    assert figures.fill(text.replace('76', '72')) == figures.fill(text) != text.replace('76', '72') and typed(text) == []
+    assert (
+        figures.fill(text.replace('76', '72')) == figures.fill(text) != text.replace('76', '72')
+        and typed(text) == []
+    )
     bench = json.loads(json.dumps(figures.measured('rows')))
     bench['bytes_a_row']['fastrl_replay'] += 5
     monkeypatch.setattr(figures, 'measured', lambda name: bench)
     assert figures.fill('<!--=bytes.ours-->76<!--=-->') == '<!--=bytes.ours-->81<!--=-->'
-    with pytest.raises(KeyError, match='no figure is called'): figures.fill('<!--=bytes.mine-->1<!--=-->')
+    with pytest.raises(KeyError, match='no figure is called'):
+        figures.fill('<!--=bytes.mine-->1<!--=-->')
+
 
 def test_typed_figures_are_seen():
-    for text in ('a draw takes 12.5 µs', 'they need 44 to 55 bytes a row', 'half of the time', 'eight times as long', 'is twice as fast', 'in 77 seconds of a core',
-            'up to 25 % slower', '1.3 times faster', 'takes .4 GB', 'it is solved at step 15,000', 'in five minutes', 'half a minute'):
+    for text in (
+        'a draw takes 12.5 µs',
+        'they need 44 to 55 bytes a row',
+        'half of the time',
+        'eight times as long',
+        'is twice as fast',
+        'in 77 seconds of a core',
+        'up to 25 % slower',
+        '1.3 times faster',
+        'takes .4 GB',
+        'it is solved at step 15,000',
+        'in five minutes',
+        'half a minute',
+    ):
         assert typed(text) and not typed(f'`{text}`'), text
+
 
 def tables(nb):
     "Those that a cell gives; one that is displayed has what was measured in the notebook itself"
-    return {c['id']: ''.join(o['data']['text/markdown']) for c in cells(nb) for o in c['outputs']
-        if o['output_type'] == 'execute_result' and 'text/markdown' in o['data']}
+    return {
+        c['id']: ''.join(o['data']['text/markdown'])
+        for c in cells(nb)
+        for o in c['outputs']
+        if o['output_type'] == 'execute_result' and 'text/markdown' in o['data']
+    }
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize('nb', [nb for nb in NOTEBOOKS if 'benchmarks/results' in nb.read_text(encoding='utf-8') and tables(nb)], ids=lambda nb: nb.stem)
+@pytest.mark.parametrize(
+    'nb',
+    [
+        nb
+        for nb in NOTEBOOKS
+        if 'benchmarks/results' in nb.read_text(encoding='utf-8') and tables(nb)
+    ],
+    ids=lambda nb: nb.stem,
+)
 def test_saved_tables_are_those_of_the_files(nb, tmp_path):
     "What a page computed from the files, when its outputs were saved, is what it computes now"
-    copy = tmp_path/nb.name
+    copy = tmp_path / nb.name
     copy.write_bytes(nb.read_bytes())
-    (tmp_path/'benchmarks').symlink_to(ROOT/'benchmarks')
-    run(BIN/'nbdev-test', '--save', copy)
-    assert tables(copy) == tables(nb), f'Remedy: nbdev-test --flags slow --save {nb.relative_to(ROOT)}'
+    (tmp_path / 'benchmarks').symlink_to(ROOT / 'benchmarks')
+    run(BIN / 'nbdev-test', '--save', copy)
+    assert tables(copy) == tables(nb), (
+        f'Remedy: nbdev-test --flags slow --save {nb.relative_to(ROOT)}'
+    )

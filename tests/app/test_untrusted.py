@@ -1,4 +1,5 @@
 """Files of others: what the library did not create stays as it is, and a directory from somebody else reaches nothing outside of it."""
+
 import json, os, resource, shutil, signal, socket, subprocess, sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,106 +21,149 @@ from fastrl_replay.steps.settings import SettingsError
 from test_cli import here
 from test_recipes import OFFLINE, SET, says, stop, tiny
 
+
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     "A picture is a third of a tiny run"
     monkeypatch.setattr('fastrl_replay.app.runs.charts_png', lambda *args: b'\x89PNG')
 
+
 @pytest.fixture
-def copy(whole, tmp_path): return shutil.copytree(whole, tmp_path/'r')
+def copy(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / 'r')
+
 
 def contents(folder):
     "All files below a folder with their bytes, links with their targets"
     found = {}
     for path in sorted(folder.rglob('*')):
         name = str(path.relative_to(folder))
-        if path.is_symlink(): found[name] = os.readlink(path)
-        elif path.is_file(): found[name] = path.read_bytes()
-        else: found[name] = None
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        elif path.is_file():
+            found[name] = path.read_bytes()
+        else:
+            found[name] = None
     return found
+
 
 def change(out, **settings):
     "Write other settings into a run's config.json"
-    config = json.loads((out/'config.json').read_text())
+    config = json.loads((out / 'config.json').read_text())
     config['settings'].update(settings)
-    (out/'config.json').write_text(json.dumps(config))
+    (out / 'config.json').write_text(json.dumps(config))
+
 
 @contextmanager
 def within(seconds):
     "An error in place of a hang"
-    def late(*args): raise AssertionError(f'it took more than {seconds} s')
+
+    def late(*args):
+        raise AssertionError(f'it took more than {seconds} s')
+
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(seconds)
-    try: yield
+    try:
+        yield
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
 
+
 # ---- issue 46, item 9: --out ----
 
-@pytest.mark.parametrize('name', ['config.json', 'best.pt', 'notes.txt', 'ranks/mine/precious.txt', '.hidden'])
+
+@pytest.mark.parametrize(
+    'name', ['config.json', 'best.pt', 'notes.txt', 'ranks/mine/precious.txt', '.hidden']
+)
 def test_a_directory_that_held_no_run_is_refused(name, tmp_path, capsys):
     "Before anything is written"
-    path = tmp_path/'yours'/name
+    path = tmp_path / 'yours' / name
     path.parent.mkdir(parents=True)
     path.write_text('{"model": "mine"}')
     before = contents(tmp_path)
-    said = says(capsys, 'train', 'cartpole', '--out', tmp_path/'yours', *SET)
+    said = says(capsys, 'train', 'cartpole', '--out', tmp_path / 'yours', *SET)
     assert 'not empty' in said and '--out' in said and contents(tmp_path) == before
+
 
 def test_ranks_of_a_run_are_no_link_to_another_place(copy, tmp_path):
     "A new run in the directory of one that was killed early removes parts of checkpoints there, and nothing else"
-    (copy/'checkpoint.pt').unlink()
-    for name in 'a'*32, 'photos':
-        (tmp_path/'yours'/name).mkdir(parents=True)
-        (tmp_path/'yours'/name/'rank-1.pt').write_text('precious')
-    (copy/'ranks').symlink_to(tmp_path/'yours')
-    with pytest.raises(SettingsError, match='symbolic link'): tiny(copy)
-    assert (tmp_path/'yours'/('a'*32)/'rank-1.pt').exists() and (tmp_path/'yours/photos/rank-1.pt').exists()
-    (copy/'ranks').unlink()
-    shutil.copytree(tmp_path/'yours', copy/'ranks')
-    (copy/'ranks'/('b'*32)).symlink_to(tmp_path/'yours')
+    (copy / 'checkpoint.pt').unlink()
+    for name in 'a' * 32, 'photos':
+        (tmp_path / 'yours' / name).mkdir(parents=True)
+        (tmp_path / 'yours' / name / 'rank-1.pt').write_text('precious')
+    (copy / 'ranks').symlink_to(tmp_path / 'yours')
+    with pytest.raises(SettingsError, match='symbolic link'):
+        tiny(copy)
+    assert (tmp_path / 'yours' / ('a' * 32) / 'rank-1.pt').exists() and (
+        tmp_path / 'yours/photos/rank-1.pt'
+    ).exists()
+    (copy / 'ranks').unlink()
+    shutil.copytree(tmp_path / 'yours', copy / 'ranks')
+    (copy / 'ranks' / ('b' * 32)).symlink_to(tmp_path / 'yours')
     tiny(copy)
-    assert (copy/'ranks/photos/rank-1.pt').exists() and not (copy/'ranks'/('a'*32)).exists()
-    assert (tmp_path/'yours/photos/rank-1.pt').exists()
+    assert (copy / 'ranks/photos/rank-1.pt').exists() and not (copy / 'ranks' / ('a' * 32)).exists()
+    assert (tmp_path / 'yours/photos/rank-1.pt').exists()
+
 
 def test_a_link_of_the_name_of_an_unfinished_file_is_not_followed(tmp_path):
     "Names of unfinished files can be guessed"
     import threading
-    (tmp_path/'victim').write_text('precious')
-    (tmp_path/f'.f.{os.getpid()}.{threading.get_ident()}').symlink_to(tmp_path/'victim')
-    write_whole(tmp_path/'f', 'new')
-    assert (tmp_path/'victim').read_text() == 'precious' and (tmp_path/'f').read_text() == 'new'
+
+    (tmp_path / 'victim').write_text('precious')
+    (tmp_path / f'.f.{os.getpid()}.{threading.get_ident()}').symlink_to(tmp_path / 'victim')
+    write_whole(tmp_path / 'f', 'new')
+    assert (tmp_path / 'victim').read_text() == 'precious' and (tmp_path / 'f').read_text() == 'new'
+
 
 # ---- item 10: --resume of a run of somebody else ----
+
 
 def test_a_strangers_run_joins_no_cluster(copy, capsys):
     "The error names the settings, and the words that allow them"
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         s.listen()
-        s.settimeout(.1)
+        s.settimeout(0.1)
         address = f'127.0.0.1:{s.getsockname()[1]}'
         change(copy, engine='ray', address=address, workers=1, steps=400)
-        with within(60): said = says(capsys, 'train', '--resume', copy)
-        for word in '--engine ray', f'--address {address}', '--trust', 'config.json': assert word in said
-        said = says(capsys, 'train', '--resume', copy, '--engine', 'ray')   # one of the two
+        with within(60):
+            said = says(capsys, 'train', '--resume', copy)
+        for word in '--engine ray', f'--address {address}', '--trust', 'config.json':
+            assert word in said
+        said = says(capsys, 'train', '--resume', copy, '--engine', 'ray')  # one of the two
         assert '--address' in said and '--engine' not in said
-        assert f'expected {address}' in says(capsys, 'train', '--resume', copy, '--engine', 'ray', '--address', 'other:6379')
-        with pytest.raises(TimeoutError): s.accept()
-    with pytest.raises(SettingsError): resume(copy)
+        assert f'expected {address}' in says(
+            capsys, 'train', '--resume', copy, '--engine', 'ray', '--address', 'other:6379'
+        )
+        with pytest.raises(TimeoutError):
+            s.accept()
+    with pytest.raises(SettingsError):
+        resume(copy)
+
 
 def test_settings_that_are_given_again_count(copy, capsys):
     "An engine as it was; other values stay refused"
-    change(copy, engine='ray', steps=400)   # there are no workers, so no cluster is joined
+    change(copy, engine='ray', steps=400)  # there are no workers, so no cluster is joined
     assert '--engine ray' in says(capsys, 'train', '--resume', copy)
     assert 'mean return' in here(capsys, 'train', '--resume', copy, '--engine', 'ray')
     change(copy, engine='ray', steps=500)
     assert 'mean return' in here(capsys, 'train', '--resume', copy, '--trust')
 
-@pytest.mark.parametrize('key, value', [('wrappers', 'RecordVideo({}/videos)'), ('env', 'CartPole-v1(sutton_barto_reward=no, x={}/x.xml)'), ('train_wrappers', 'RecordVideo(videos)'), ('wrappers', 'TimeLimit(50), RecordVideo(../x)')])
+
+@pytest.mark.parametrize(
+    'key, value',
+    [
+        ('wrappers', 'RecordVideo({}/videos)'),
+        ('env', 'CartPole-v1(sutton_barto_reward=no, x={}/x.xml)'),
+        ('train_wrappers', 'RecordVideo(videos)'),
+        ('wrappers', 'TimeLimit(50), RecordVideo(../x)'),
+    ],
+)
 @pytest.mark.parametrize('line', ['eval', 'train --resume'])
-def test_a_strangers_environment_names_no_path(line, key, value, copy, tmp_path, capsys, monkeypatch):
+def test_a_strangers_environment_names_no_path(
+    line, key, value, copy, tmp_path, capsys, monkeypatch
+):
     "RecordVideo writes files wherever it is told"
     monkeypatch.chdir(tmp_path)
     change(copy, **{key: value.format(tmp_path)}, steps=400)
@@ -127,20 +171,23 @@ def test_a_strangers_environment_names_no_path(line, key, value, copy, tmp_path,
     said = says(capsys, *line.split(), copy)
     assert '--trust' in said and contents(tmp_path) == before
 
+
 def with_memory(tmp_path, name='mine', **changes):
     "A run whose memory is on disk, stopped early"
-    run = tiny(tmp_path/name, memory_path=str(tmp_path/f'{name}-rows'), **changes)
+    run = tiny(tmp_path / name, memory_path=str(tmp_path / f'{name}-rows'), **changes)
     stop(run, 150)
-    return tmp_path/name, tmp_path/f'{name}-rows'
+    return tmp_path / name, tmp_path / f'{name}-rows'
+
 
 def test_a_copy_of_my_run_does_not_reach_my_memory(tmp_path, capsys):
     "Somebody has it with its id, and may have changed it; the memory names my run's directory"
     mine, rows = with_memory(tmp_path)
-    theirs = shutil.copytree(mine, tmp_path/'theirs')
+    theirs = shutil.copytree(mine, tmp_path / 'theirs')
     before = contents(rows)
     said = says(capsys, 'train', '--resume', theirs)
     assert '--memory' in said and contents(rows) == before
-    assert 'mean return' in here(capsys, 'train', '--resume', mine)   # my own is one line
+    assert 'mean return' in here(capsys, 'train', '--resume', mine)  # my own is one line
+
 
 def test_a_memory_within_the_run_is_its_own(tmp_path, capsys, monkeypatch):
     "Whatever directory the run was moved to; but not through a link"
@@ -149,124 +196,191 @@ def test_a_memory_within_the_run_is_its_own(tmp_path, capsys, monkeypatch):
     Path('a').rename('b')
     assert 'mean return' in here(capsys, 'train', '--resume', 'b', '--memory', 'b/rows')
 
+
 def test_a_strangers_run_reads_no_rows_of_mine(tmp_path, capsys):
     "A checkpoint of a run from recorded rows has them; where it has none, the path isn't read"
     rows = with_memory(tmp_path)[1]
-    out = tmp_path/'offline'
+    out = tmp_path / 'offline'
     run = start(recipe('cartpole-offline', data=str(rows), **OFFLINE), out)
     stop(run, 5)
     empty = Agent(run.settings).state_dict()
-    assert resume(out).agent.memory.memory.inserted > 0   # my own is one line
-    write_whole(out/'checkpoint.pt', checkpoint_bytes({**load_checkpoint(out/'checkpoint.pt'), 'agent': empty}))
-    assert '--trust' in (said := says(capsys, 'train', '--resume', out)) and f'--data {rows}' in said
+    assert resume(out).agent.memory.memory.inserted > 0  # my own is one line
+    write_whole(
+        out / 'checkpoint.pt',
+        checkpoint_bytes({**load_checkpoint(out / 'checkpoint.pt'), 'agent': empty}),
+    )
+    assert (
+        '--trust' in (said := says(capsys, 'train', '--resume', out)) and f'--data {rows}' in said
+    )
     assert 'mean return' in here(capsys, 'train', '--resume', out, '--data', rows)
+
 
 # ---- item 11: a memory's directory ----
 
+
 def rows(n, first=0):
     made = np.zeros(n, step_dtype(spaces.Box(-1, 1, (2,)), spaces.Discrete(2)))
-    made['step_n'], made['episode_n'], made['reward'] = np.arange(1, n + 1) + first, 1, np.arange(n) + first
+    made['step_n'], made['episode_n'], made['reward'] = (
+        np.arange(1, n + 1) + first,
+        1,
+        np.arange(n) + first,
+    )
     return Steps(made)
 
-@pytest.mark.parametrize('name', ['saved/1/photo.jpg', 'run', 'writer', 'service', 'data-1/counters', '.new-data-1/counters', '.old-data-1/x'])
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        'saved/1/photo.jpg',
+        'run',
+        'writer',
+        'service',
+        'data-1/counters',
+        '.new-data-1/counters',
+        '.old-data-1/x',
+    ],
+)
 def test_a_directory_of_yours_is_no_memory(name, tmp_path):
     "Though its names are those that memories have"
-    path = tmp_path/'m'/name
+    path = tmp_path / 'm' / name
     path.parent.mkdir(parents=True)
     path.write_text('precious')
     before = contents(tmp_path)
     with pytest.raises(Explained, match='not'):
-        replay = PrioritizedReplay(bs=1, max_sz=10, store=Rows(tmp_path/'m'))
+        replay = PrioritizedReplay(bs=1, max_sz=10, store=Rows(tmp_path / 'm'))
         replay.add(rows(3))
         replay.state_dict()
     assert contents(tmp_path) == before
 
+
 def test_a_folder_of_yours_in_a_memory_stays(tmp_path):
     "Older copies of priorities are removed: those that this memory has made"
-    replay = PrioritizedReplay(bs=1, max_sz=10, store=Rows(tmp_path/'m'))
+    replay = PrioritizedReplay(bs=1, max_sz=10, store=Rows(tmp_path / 'm'))
     replay.add(rows(3))
     for i in range(1, 5):
-        (tmp_path/f'm/saved/{i}').mkdir(parents=True)
-        (tmp_path/f'm/saved/{i}/photo.jpg').write_text('precious')
-    for i in range(5): replay.state_dict()
-    assert sorted(contents(tmp_path/'m/saved')) == sorted(f'{i}{name}' for i in range(1, 5) for name in ('', '/photo.jpg'))
+        (tmp_path / f'm/saved/{i}').mkdir(parents=True)
+        (tmp_path / f'm/saved/{i}/photo.jpg').write_text('precious')
+    for i in range(5):
+        replay.state_dict()
+    assert sorted(contents(tmp_path / 'm/saved')) == sorted(
+        f'{i}{name}' for i in range(1, 5) for name in ('', '/photo.jpg')
+    )
     replay.memory.close()
+
 
 def test_files_of_yours_that_look_like_left_over_ones_stay(tmp_path):
     "A writer that opens a memory removes what a killed one has left"
+
     def write():
-        line = Timeline(40, Rows(tmp_path/'m'))
+        line = Timeline(40, Rows(tmp_path / 'm'))
         line.add(rows(3))
         line.close()
+
     write()
     for name in '.old-data-7/thesis.txt', '.new-data-7/thesis.txt', '.meta.json.bak':
-        (tmp_path/'m'/name).parent.mkdir(exist_ok=True)
-        (tmp_path/'m'/name).write_text('precious')
+        (tmp_path / 'm' / name).parent.mkdir(exist_ok=True)
+        (tmp_path / 'm' / name).write_text('precious')
     write()
-    assert all((tmp_path/'m'/name).read_text() == 'precious' for name in ('.old-data-7/thesis.txt', '.new-data-7/thesis.txt', '.meta.json.bak'))
+    assert all(
+        (tmp_path / 'm' / name).read_text() == 'precious'
+        for name in ('.old-data-7/thesis.txt', '.new-data-7/thesis.txt', '.meta.json.bak')
+    )
+
 
 def test_a_file_of_yours_in_a_memory_is_not_overwritten(tmp_path, capsys):
     "By a new run that goes on with its rows"
-    line = Timeline(400, Rows(tmp_path/'m'))
+    line = Timeline(400, Rows(tmp_path / 'm'))
     line.add(rows(3))
     line.close()
-    shutil.rmtree(tmp_path/'m')
+    shutil.rmtree(tmp_path / 'm')
     mine, rows_ = with_memory(tmp_path)
-    (rows_/'run').write_text('precious')
-    said = says(capsys, 'train', 'cartpole', '--memory', rows_, '--out', tmp_path/'new', *SET)
-    assert 'run' in said and (rows_/'run').read_text() == 'precious'
+    (rows_ / 'run').write_text('precious')
+    said = says(capsys, 'train', 'cartpole', '--memory', rows_, '--out', tmp_path / 'new', *SET)
+    assert 'run' in said and (rows_ / 'run').read_text() == 'precious'
+
 
 def test_a_shard_is_no_link_to_another_memory(tmp_path):
     "It would be written, or emptied"
-    mine = Timeline(50, Rows(tmp_path/'mine'))
+    mine = Timeline(50, Rows(tmp_path / 'mine'))
     mine.add(rows(20))
     mine.close()
-    before = contents(tmp_path/'mine')
-    (tmp_path/'m').mkdir()
-    (tmp_path/'m/shard-0').symlink_to(tmp_path/'mine')
-    pipe = GymStepper('CartPole-v1', seed=0).experience_replay(bs=4, max_sz=100, warmup=8, store=Rows(tmp_path/'m')).parallel(2, engine='process')
-    with within(100), pytest.raises(Explained, match='link'): next(iter(pipe))
+    before = contents(tmp_path / 'mine')
+    (tmp_path / 'm').mkdir()
+    (tmp_path / 'm/shard-0').symlink_to(tmp_path / 'mine')
+    pipe = (
+        GymStepper('CartPole-v1', seed=0)
+        .experience_replay(bs=4, max_sz=100, warmup=8, store=Rows(tmp_path / 'm'))
+        .parallel(2, engine='process')
+    )
+    with within(100), pytest.raises(Explained, match='link'):
+        next(iter(pipe))
     pipe.close()
-    assert contents(tmp_path/'mine') == before
+    assert contents(tmp_path / 'mine') == before
+
 
 def test_a_file_that_lasts_is_made_through_no_link(tmp_path):
     "A name under which a file is made may be there already"
-    line = Timeline(50, Rows(tmp_path/'m'))
+    line = Timeline(50, Rows(tmp_path / 'm'))
     line.add(rows(20))
     line.close()
-    (tmp_path/'victim').write_text('precious')
-    (tmp_path/'m/data-1/.priorities').symlink_to(tmp_path/'victim')
-    replay = PrioritizedReplay(bs=2, max_sz=50, store=Rows(tmp_path/'m'))
+    (tmp_path / 'victim').write_text('precious')
+    (tmp_path / 'm/data-1/.priorities').symlink_to(tmp_path / 'victim')
+    replay = PrioritizedReplay(bs=2, max_sz=50, store=Rows(tmp_path / 'm'))
     replay.add(rows(3, 20))
     replay.sample()
     replay.memory.close()
-    assert (tmp_path/'victim').read_text() == 'precious'
+    assert (tmp_path / 'victim').read_text() == 'precious'
 
-@pytest.mark.parametrize('key, value', [('records', {'../../victim': 8}), ('lasting', {'../../victim': '<f8'}), ('records', [1]), ('id', '../../x'), ('data', 'data-1/../../victim')])
+
+@pytest.mark.parametrize(
+    'key, value',
+    [
+        ('records', {'../../victim': 8}),
+        ('lasting', {'../../victim': '<f8'}),
+        ('records', [1]),
+        ('id', '../../x'),
+        ('data', 'data-1/../../victim'),
+    ],
+)
 def test_what_meta_json_names_lies_in_its_directory(key, value, tmp_path):
     "A memory that is made larger copies files by these names"
-    line = Timeline(50, Rows(tmp_path/'m'))
+    line = Timeline(50, Rows(tmp_path / 'm'))
     line.add(rows(20))
     ring = line.place.ring
     line.close()
-    (tmp_path/'victim').write_bytes(b'precious'*ring)
-    before = (tmp_path/'victim').read_bytes()
-    meta = json.loads((tmp_path/'m/meta.json').read_text())
-    (tmp_path/'m/meta.json').write_text(json.dumps({**meta, key: value}))
-    with pytest.raises(Explained, match='meta.json'): Timeline(500, Rows(tmp_path/'m')).add(rows(3, 20))
-    assert (tmp_path/'victim').read_bytes() == before
+    (tmp_path / 'victim').write_bytes(b'precious' * ring)
+    before = (tmp_path / 'victim').read_bytes()
+    meta = json.loads((tmp_path / 'm/meta.json').read_text())
+    (tmp_path / 'm/meta.json').write_text(json.dumps({**meta, key: value}))
+    with pytest.raises(Explained, match='meta.json'):
+        Timeline(500, Rows(tmp_path / 'm')).add(rows(3, 20))
+    assert (tmp_path / 'victim').read_bytes() == before
+
 
 # ---- item 14: FIFOs, links, and files of 3 GB without content ----
 
+
 def spoil(path, kind):
     path.unlink(missing_ok=True)
-    if kind == 'FIFO': os.mkfifo(path)
-    elif kind == 'link': path.symlink_to('/etc/passwd')
+    if kind == 'FIFO':
+        os.mkfifo(path)
+    elif kind == 'link':
+        path.symlink_to('/etc/passwd')
     else:
-        with open(path, 'wb') as f: f.truncate(3*2**30)
+        with open(path, 'wb') as f:
+            f.truncate(3 * 2**30)
+
 
 KINDS = ['FIFO', 'sparse', 'link']
-RUN_FILES = ['config.json', 'metrics.jsonl', 'summary.json', 'memory.json', 'checkpoint.pt', 'best.pt']
+RUN_FILES = [
+    'config.json',
+    'metrics.jsonl',
+    'summary.json',
+    'memory.json',
+    'checkpoint.pt',
+    'best.pt',
+]
+
 
 @contextmanager
 def small():
@@ -275,35 +389,52 @@ def small():
     yield
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
 
+
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('name', RUN_FILES)
 def test_a_file_of_a_run_that_is_no_plain_file(name, kind, copy, capsys, tmp_path):
     "Watched, reported, played or resumed: an error, or it is left out"
-    spoil(copy/name, kind)
+    spoil(copy / name, kind)
     with within(60), small():
-        try: Watch(*watched_in([copy]))('')
-        except Explained as e: assert name == 'config.json' and name in str(e)
-        for line in ['report', copy, '--html', tmp_path/'r.html'], ['eval', copy, '--episodes', 1], ['eval', copy, '--best', '--episodes', 1], ['train', '--resume', copy, '--steps', 400]:
+        try:
+            Watch(*watched_in([copy]))('')
+        except Explained as e:
+            assert name == 'config.json' and name in str(e)
+        for line in (
+            ['report', copy, '--html', tmp_path / 'r.html'],
+            ['eval', copy, '--episodes', 1],
+            ['eval', copy, '--best', '--episodes', 1],
+            ['train', '--resume', copy, '--steps', 400],
+        ):
             capsys.readouterr()
             status, (_, err) = main([str(a) for a in line]), capsys.readouterr()
             assert status == 0 or name in err
 
+
 @pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('name', ['run', 'writer', 'meta.json', 'data-1/counters', 'data-1/rows', 'data-1/.rows', 'data-1/link'])
+@pytest.mark.parametrize(
+    'name',
+    ['run', 'writer', 'meta.json', 'data-1/counters', 'data-1/rows', 'data-1/.rows', 'data-1/link'],
+)
 def test_a_file_of_a_memory_that_is_no_plain_file(name, kind, tmp_path, capsys):
     "Told, watched, read and written: an error, or it is left out"
     run, folder = with_memory(tmp_path)
-    spoil(folder/name, kind)
+    spoil(folder / name, kind)
     with within(60), small():
         here_or_said = main(['memory', str(folder)])
         assert here_or_said == 0 or name.split('/')[-1].lstrip('.') in capsys.readouterr().err
-        try: Watch(*watched_in([folder]))('')
-        except Explained as e: assert name.split('/')[-1] in str(e)
+        try:
+            Watch(*watched_in([folder]))('')
+        except Explained as e:
+            assert name.split('/')[-1] in str(e)
         Watch(*watched_in([run]))('')
         for mode in 'ra':
-            try: Timeline(400, Rows(folder, mode=mode)).take(np.arange(1))
-            except Explained: pass
+            try:
+                Timeline(400, Rows(folder, mode=mode)).take(np.arange(1))
+            except Explained:
+                pass
         main(['train', '--resume', str(run)])
+
 
 # ---- item 15: sizes ----
 
@@ -318,22 +449,31 @@ except Explained as e: print(e)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 '''
 
+
 def kilobytes(path):
     "What loading takes in another process, and what it said"
-    done = subprocess.run([sys.executable, '-c', BUILD, str(path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, '-c', BUILD, str(path)], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     *said, kb = done.stdout.splitlines()
     return int(kb), ' '.join(said)
 
+
 def test_a_network_is_not_larger_than_its_file(copy):
     "Of 10,000 × 10,000, in a file of a few kilobytes: named in the settings, or as a tensor that repeats a number"
-    best = load_checkpoint(copy/'best.pt')
+    best = load_checkpoint(copy / 'best.pt')
     best['settings']['network'] = (10_000, 10_000)
-    path = copy/'large.pt'
+    path = copy / 'large.pt'
     torch.save(best, path)
     took, said = kilobytes(path)
     assert took < 200_000 and 'large.pt' in said
-    best['model'] = {k: torch.zeros(()).expand([10_000 if n == 8 else n for n in v.shape]) if '8' in str(list(v.shape)) else v for k, v in best['model'].items()}
+    best['model'] = {
+        k: torch.zeros(()).expand([10_000 if n == 8 else n for n in v.shape])
+        if '8' in str(list(v.shape))
+        else v
+        for k, v in best['model'].items()
+    }
     torch.save(best, path)
     took, said = kilobytes(path)
     assert took < 200_000 and 'large.pt' in said
@@ -341,72 +481,101 @@ def test_a_network_is_not_larger_than_its_file(copy):
     took, said = kilobytes(copy)
     assert took < 200_000 and said
 
-@pytest.mark.parametrize('space', [spaces.Box(0, 1, (2,)), spaces.MultiDiscrete([3, 3]), spaces.MultiBinary(3)], ids=['Box', 'MultiDiscrete', 'MultiBinary'])
+
+@pytest.mark.parametrize(
+    'space',
+    [spaces.Box(0, 1, (2,)), spaces.MultiDiscrete([3, 3]), spaces.MultiBinary(3)],
+    ids=['Box', 'MultiDiscrete', 'MultiBinary'],
+)
 def test_a_space_is_not_larger_than_its_file(space, copy):
-    best = load_checkpoint(copy/'best.pt')
+    best = load_checkpoint(copy / 'best.pt')
     state = space_state(space)
-    if 'binary' in state: state['binary'] = 3*10**9
-    else: state['shape'] = [3*10**8]
+    if 'binary' in state:
+        state['binary'] = 3 * 10**9
+    else:
+        state['shape'] = [3 * 10**8]
     best['observation_space'] = state
-    torch.save(best, copy/'large.pt')
-    took, said = kilobytes(copy/'large.pt')
+    torch.save(best, copy / 'large.pt')
+    took, said = kilobytes(copy / 'large.pt')
     assert took < 200_000 and 'large.pt' in said
+
 
 def nested(levels):
     "Lists that contain each other: 2**levels entries in a few bytes"
     x = [1]
-    for _ in range(levels): x = [x, x]
+    for _ in range(levels):
+        x = [x, x]
     return x
+
 
 def test_lists_that_contain_each_other_are_refused(copy, capsys, tmp_path):
     "As a whole checkpoint, as a part of one, and where a chain is loaded"
     circle = []
     circle.append(circle)
-    good = load_checkpoint(copy/'checkpoint.pt')
+    good = load_checkpoint(copy / 'checkpoint.pt')
     above = good['agent']['pipe']['above']
-    while above['stage'] != 'Journal': above = above['above']
+    while above['stage'] != 'Journal':
+        above = above['above']
     for bad in nested(60), circle:
-        for state in bad, {**good, 'run': {**good['run'], 'evals': bad}}, {**good, 'agent': {**good['agent'], 'python': bad}}:
-            torch.save(state, copy/'checkpoint.pt')
-            with within(20): assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
-        with within(20), pytest.raises(StateError): ExperienceReplay(bs=1).load_state_dict(dict(stage='ExperienceReplay', own=bad, above=None))
-    above['above'] = above   # a chain without end
+        for state in (
+            bad,
+            {**good, 'run': {**good['run'], 'evals': bad}},
+            {**good, 'agent': {**good['agent'], 'python': bad}},
+        ):
+            torch.save(state, copy / 'checkpoint.pt')
+            with within(20):
+                assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
+        with within(20), pytest.raises(StateError):
+            ExperienceReplay(bs=1).load_state_dict(
+                dict(stage='ExperienceReplay', own=bad, above=None)
+            )
+    above['above'] = above  # a chain without end
     above['stage'] = 'x'
-    torch.save(good, copy/'checkpoint.pt')
-    with within(20): main(['report', str(copy), '--html', str(tmp_path/'r.html')])
+    torch.save(good, copy / 'checkpoint.pt')
+    with within(20):
+        main(['report', str(copy), '--html', str(tmp_path / 'r.html')])
+
 
 # ---- item 16: the terminal ----
 
 ESCAPE = '\x1b]0;owned\x07\x1b[31m\x9b2J\u202e'
 
-def harmless(text): return all(c.isprintable() or c in '\n\r\t' for c in text) and '\u202e' not in text
+
+def harmless(text):
+    return all(c.isprintable() or c in '\n\r\t' for c in text) and '\u202e' not in text
+
 
 def test_escape_sequences_of_files_do_not_reach_the_terminal(copy, tmp_path, capsys):
     "In names of recipes, environments and directories, in errors, in warnings"
-    config = json.loads((copy/'config.json').read_text())
-    (copy/'config.json').write_text(json.dumps({**config, 'recipe': f'cart{ESCAPE}pole'}))
+    config = json.loads((copy / 'config.json').read_text())
+    (copy / 'config.json').write_text(json.dumps({**config, 'recipe': f'cart{ESCAPE}pole'}))
     for line in ['eval', copy, '--episodes', 1], ['train', '--resume', copy, '--steps', 350]:
         said = here(capsys, *line)
         assert harmless(said) and 'pole' in said
     change(copy, device=ESCAPE)
     assert harmless(said := says(capsys, 'eval', copy)) and 'owned' in said
-    (copy/'config.json').write_text(json.dumps({**config, 'settings': {**config['settings'], 'env': f'X{ESCAPE}-v1'}}))
+    (copy / 'config.json').write_text(
+        json.dumps({**config, 'settings': {**config['settings'], 'env': f'X{ESCAPE}-v1'}})
+    )
     assert harmless(said := says(capsys, 'eval', copy)) and 'owned' in said
-    (tmp_path/f'no{ESCAPE}').mkdir()
-    assert harmless(says(capsys, 'eval', tmp_path/f'no{ESCAPE}'))
+    (tmp_path / f'no{ESCAPE}').mkdir()
+    assert harmless(says(capsys, 'eval', tmp_path / f'no{ESCAPE}'))
+
 
 def test_what_a_memory_says_of_itself_does_not_reach_the_terminal(tmp_path, capsys):
     "In its run, its writer, its columns"
     run, folder = with_memory(tmp_path)
     for name in 'run', 'writer':
-        said = json.loads((folder/name).read_text())
-        (folder/name).write_text(json.dumps({k: f'{v}{ESCAPE}' for k, v in said.items()}))
-    meta = json.loads((folder/'meta.json').read_text())
-    (folder/'meta.json').write_text(json.dumps({**meta, 'made': ESCAPE, 'written_by': ESCAPE}))
+        said = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({k: f'{v}{ESCAPE}' for k, v in said.items()}))
+    meta = json.loads((folder / 'meta.json').read_text())
+    (folder / 'meta.json').write_text(json.dumps({**meta, 'made': ESCAPE, 'written_by': ESCAPE}))
     said = here(capsys, 'memory', folder)
     assert harmless(said)
 
+
 # ---- smaller ones ----
+
 
 def test_a_run_that_is_looked_at_can_be_evaluated(copy):
     "It writes nothing"
@@ -414,33 +583,57 @@ def test_a_run_that_is_looked_at_can_be_evaluated(copy):
     returns, won = reopen(copy).evaluate(3)
     assert len(returns) == 3 and contents(copy) == before
 
+
 def test_tensorboard_does_not_stop_without_a_word(tmp_path, capsys):
     "Where a run is resumed without the option"
     pytest.importorskip('tensorboard')
-    here(capsys, 'train', 'cartpole', '--out', tmp_path/'r', '--tensorboard', *SET)
-    assert '--tensorboard' in here(capsys, 'train', '--resume', tmp_path/'r', '--steps', 400)
-    assert '--tensorboard' not in here(capsys, 'train', '--resume', tmp_path/'r', '--steps', 500, '--tensorboard')
+    here(capsys, 'train', 'cartpole', '--out', tmp_path / 'r', '--tensorboard', *SET)
+    assert '--tensorboard' in here(capsys, 'train', '--resume', tmp_path / 'r', '--steps', 400)
+    assert '--tensorboard' not in here(
+        capsys, 'train', '--resume', tmp_path / 'r', '--steps', 500, '--tensorboard'
+    )
+
 
 def test_a_memory_on_disk_for_a_mixture_is_refused(tmp_path, monkeypatch):
     "It was an AttributeError"
     from fastrl_replay.learning.learners import LEARNERS
+
     class Mixed(type(LEARNERS['dqn'])):
         def chain(self, steps, model, s):
             pipe = super().chain(steps, model, s)
-            pipe.source = Mixture(dict(a=ExperienceReplay(bs=8), b=ExperienceReplay(bs=8)), dict(a=.5, b=.5))
+            pipe.source = Mixture(
+                dict(a=ExperienceReplay(bs=8), b=ExperienceReplay(bs=8)), dict(a=0.5, b=0.5)
+            )
             return pipe
+
     monkeypatch.setitem(LEARNERS, 'mixed', Mixed())
-    with pytest.raises(SettingsError, match='memory_path'): Agent({**recipe('cartpole').settings, 'learner': 'mixed', 'memory_path': str(tmp_path/'m')})
+    with pytest.raises(SettingsError, match='memory_path'):
+        Agent(
+            {**recipe('cartpole').settings, 'learner': 'mixed', 'memory_path': str(tmp_path / 'm')}
+        )
+
 
 def test_metrics_of_many_names_are_refused(copy):
-    (copy/'metrics.jsonl').write_text(''.join(f'{{"env_steps":{i},"k{i}":1.0}}\n' for i in range(20_000)))
-    with pytest.raises(Explained, match='names of metrics'): read_metrics(copy)
-    with within(20): assert main(['report', str(copy)]) == 0
+    (copy / 'metrics.jsonl').write_text(
+        ''.join(f'{{"env_steps":{i},"k{i}":1.0}}\n' for i in range(20_000))
+    )
+    with pytest.raises(Explained, match='names of metrics'):
+        read_metrics(copy)
+    with within(20):
+        assert main(['report', str(copy)]) == 0
 
-@pytest.mark.parametrize('key, text', [('wrappers', 'FrameStackObservation(20000000)'), ('env', 'fastrl_replay/Catch-v0(size=60_000)')])
+
+@pytest.mark.parametrize(
+    'key, text',
+    [
+        ('wrappers', 'FrameStackObservation(20000000)'),
+        ('env', 'fastrl_replay/Catch-v0(size=60_000)'),
+    ],
+)
 def test_large_numbers_in_the_arguments_of_environments_want_trust(key, text, copy, capsys):
     "Their spaces would take gigabytes before they are compared with anything"
-    config = json.loads((copy/'config.json').read_text())
+    config = json.loads((copy / 'config.json').read_text())
     config['settings'][key] = text
-    (copy/'config.json').write_text(json.dumps(config))
-    with within(30), small(): assert '--trust' in says(capsys, 'eval', copy, '--episodes', 1)
+    (copy / 'config.json').write_text(json.dumps(config))
+    with within(30), small():
+        assert '--trust' in says(capsys, 'eval', copy, '--episodes', 1)

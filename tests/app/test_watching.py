@@ -93,11 +93,15 @@ def test_the_parts_of_a_run_add_up_to_its_time(tmp_path, monkeypatch):
     from fastrl_replay.learning.dqn import DQNLearner
 
     learn = DQNLearner.learn
-    monkeypatch.setattr(DQNLearner, 'learn', lambda self, batch: (time.sleep(0.002), learn(self, batch))[1])
+    monkeypatch.setattr(
+        DQNLearner, 'learn', lambda self, batch: (time.sleep(0.002), learn(self, batch))[1]
+    )
     stop(tiny(tmp_path / 'r'), 200)
     s = resume(tmp_path / 'r').train()
     spent = s['spent']
-    assert {'environments and policy', 'learner', 'evaluations', 'checkpoints', 'reports'} < {*spent}
+    assert {'environments and policy', 'learner', 'evaluations', 'checkpoints', 'reports'} < {
+        *spent
+    }
     assert spent['learner'] > 0.002 * s['updates'] > 0.1
     assert abs(sum(spent.values()) - s['wall_s']) < 0.05 + 0.02 * s['wall_s']
     (times,) = (t for t in report_of(tmp_path / 'r')[0]['tables'] if t['title'] == 'Time by part')
@@ -139,13 +143,18 @@ def test_report_of_runs_that_are_there(whole, copied, tmp_path, monkeypatch, cap
 # ---- watching ----
 
 
-@pytest.mark.parametrize('args, said', [
-    (['absent'], 'there is no such directory'),
-    (['.'], 'neither a run nor a memory'),
-    (['.', '--port', '0'], 'at least 1'),
-    ([], 'required: DIR'),
-])
-def test_what_is_watched_is_said_before_anything_is_served(args, said, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    'args, said',
+    [
+        (['absent'], 'there is no such directory'),
+        (['.'], 'neither a run nor a memory'),
+        (['.', '--port', '0'], 'at least 1'),
+        ([], 'required: DIR'),
+    ],
+)
+def test_what_is_watched_is_said_before_anything_is_served(
+    args, said, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert main(['watch', *args]) == 2 and said in capsys.readouterr().err
 
@@ -153,13 +162,20 @@ def test_what_is_watched_is_said_before_anything_is_served(args, said, tmp_path,
 @pytest.mark.slow
 def test_watch_from_the_outside(whole, tmp_path):
     """It prints its address, answers, and ends at Ctrl-C with status 0; a port that is taken is named."""
-    p = subprocess.Popen(command('watch', whole), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    p = subprocess.Popen(
+        command('watch', whole), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     try:
         url = p.stdout.readline().strip()
-        assert re.fullmatch(r'http://127\.0\.0\.1:\d+/[\w-]{20,}/', url) and 'Ctrl-C' in p.stdout.readline()
+        assert (
+            re.fullmatch(r'http://127\.0\.0\.1:\d+/[\w-]{20,}/', url)
+            and 'Ctrl-C' in p.stdout.readline()
+        )
         assert 'CartPole' in get(url) and json.loads(get(url + 'data/0'))['live']
         port = url.split(':')[2].split('/')[0]
-        other = subprocess.run(command('watch', whole, '--port', port), capture_output=True, text=True, timeout=100)
+        other = subprocess.run(
+            command('watch', whole, '--port', port), capture_output=True, text=True, timeout=100
+        )
         assert other.returncode == 2 and f'port {port}; got it is in use' in other.stderr
         p.send_signal(signal.SIGINT)
         assert p.wait(20) == 0 and p.stdout.read().strip() == 'ended'
@@ -196,8 +212,16 @@ def test_looking_at_a_lock_keeps_no_run_from_starting(tmp_path):
 
 
 DAMAGED = (
-    '', '{', '[]', '{}', 'null', '{"title": 1}', '{"memories": [[], 5, {"rows": "y"}]}', '[' * 900 + ']' * 900,
-    '{"env_steps": "x", "wall_s": [], "solved": {}, "spent": 5}', '\x00' * 100,
+    '',
+    '{',
+    '[]',
+    '{}',
+    'null',
+    '{"title": 1}',
+    '{"memories": [[], 5, {"rows": "y"}]}',
+    '[' * 900 + ']' * 900,
+    '{"env_steps": "x", "wall_s": [], "solved": {}, "spent": 5}',
+    '\x00' * 100,
     '{"recipe": "cartpole", "settings": {}, "versions": [], "wrappers": 5, "resumed": 5}',
 )
 
@@ -229,7 +253,9 @@ def test_a_memory_on_disk_is_followed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists('/proc/self/stat'), reason='the system does not say what a process has used')
+@pytest.mark.skipif(
+    not os.path.exists('/proc/self/stat'), reason='the system does not say what a process has used'
+)
 def test_what_is_shown_again_and_again_takes_less_than_a_hundredth_of_a_core(whole, tmp_path):
     """A run of 3,000 lines and a memory of 100,000 rows, as a page asks for them."""
     out = shutil.copytree(whole, tmp_path / 'r')
@@ -238,7 +264,12 @@ def test_what_is_shown_again_and_again_takes_less_than_a_hundredth_of_a_core(who
     replay.flush()
     with open(out / 'metrics.jsonl', 'a') as f:
         for i in range(3000):
-            f.write(json.dumps(dict(env_steps=1000 + i, updates=i, loss=i % 7, return_mean=i % 11, wall_s=i)) + '\n')
+            f.write(
+                json.dumps(
+                    dict(env_steps=1000 + i, updates=i, loss=i % 7, return_mean=i % 11, wall_s=i)
+                )
+                + '\n'
+            )
     p = subprocess.Popen(command('watch', out, tmp_path / 'm'), stdout=subprocess.PIPE, text=True)
 
     def used():
@@ -269,7 +300,9 @@ def hostile_dir(out):
     """Return a run's directory that somebody else has written."""
     evil = {h.replace('\ud800', ''): h.replace('\ud800', '') for h in HOSTILE}
     settings = dict(evil, env='antigravity:Wings', wrappers='antigravity:Wings')
-    config = dict(recipe=HOSTILE[0], env=HOSTILE[1], wrappers=HOSTILE, settings=settings, versions=evil)
+    config = dict(
+        recipe=HOSTILE[0], env=HOSTILE[1], wrappers=HOSTILE, settings=settings, versions=evil
+    )
     config |= dict(machine=HOSTILE[0], resumed=[dict(evil, env_steps=1, versions=evil)])
     out.mkdir()
     (out / 'config.json').write_text(json.dumps(config))
@@ -320,7 +353,12 @@ def test_a_memory_is_seen_to_grow(browser, tmp_path):
         replay.add(rows_of(60, first=60))
         replay.flush()
         until = WebDriverWait(browser, 60, 0.5)
-        until.until(lambda b: '120 of 200' in b.execute_script("return document.querySelector('.lead').textContent"))
+        until.until(
+            lambda b: (
+                '120 of 200'
+                in b.execute_script("return document.querySelector('.lead').textContent")
+            )
+        )
         assert not complaints(browser) and not sticking_out(browser)
         opened(browser, 'about:blank')
 
@@ -348,7 +386,9 @@ def test_a_run_is_seen_to_go_on_and_to_end(browser, tmp_path):
     from selenium.webdriver.support.ui import WebDriverWait
 
     args = '--steps', 4000, '--out', tmp_path / 'r', '--set', 'report_every=200', 'network=16'
-    run = subprocess.Popen(command('train', 'cartpole', *args), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    run = subprocess.Popen(
+        command('train', 'cartpole', *args), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     until = WebDriverWait(browser, 120, 0.2)
 
     def state(b):

@@ -1,4 +1,5 @@
 """Several agents: true rows from a scripted environment, places, errors, saving, masks, what is stepped with what."""
+
 import pickle
 
 import gymnasium as gym, numpy as np, pytest, torch
@@ -6,19 +7,29 @@ from gymnasium import spaces
 from scripted import take, through_file
 from fastrl_replay.all import *
 
+
 class Script:
     """Plays a plan: for each time, who is there. Observations and rewards say who it is and when; `b` is broken off instead of ending.
     What it can't know (actions) it keeps."""
+
     possible_agents = ['a', 'b', 'c']
     plan = 'ab', 'a', 'abc', 'ac', ''
     obs, acts, extra = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(4), ()
-    def __init__(self): self.seeds, self.actions, self.agents, self.total = [], [], [], 0
-    def observation_space(self, agent): return self.obs
-    def action_space(self, agent): return self.acts
+
+    def __init__(self):
+        self.seeds, self.actions, self.agents, self.total = [], [], [], 0
+
+    def observation_space(self, agent):
+        return self.obs
+
+    def action_space(self, agent):
+        return self.acts
+
     def reset(self, seed=None, options=None):
         self.seeds.append(seed)
         self.t, self.agents = 0, list(self.plan[0])
         return self.look(self.agents)
+
     def step(self, actions):
         assert sorted(actions) == sorted(self.agents), 'actions of others than those that are there'
         assert all(self.acts.contains(a) for a in actions.values())
@@ -27,142 +38,279 @@ class Script:
         self.agents = list(self.plan[self.t])
         left = {n: n not in self.agents for n in acted}
         obs, infos = self.look(list(dict.fromkeys([*acted, *self.agents])))
-        return (obs, {n: self.reward(n) for n in acted}, {n: x and n != 'b' for n, x in left.items()}, {n: x and n == 'b' for n, x in left.items()}, infos)
-    def reward(self, n): return self.number(n)/4 + self.t*self.t
-    def number(self, n): return 'abcdef'.index(n) + 1
-    def one(self, n): return np.array([self.number(n), self.t], np.float32)
-    def look(self, names): return {n: self.one(n) for n in names}, {n: dict(code=self.number(n)*100 + self.t, action_mask=np.array([0, 1, 0, self.t % 2], np.int8)) for n in names}
-    def close(self): self.closed = True
+        return (
+            obs,
+            {n: self.reward(n) for n in acted},
+            {n: x and n != 'b' for n, x in left.items()},
+            {n: x and n == 'b' for n, x in left.items()},
+            infos,
+        )
+
+    def reward(self, n):
+        return self.number(n) / 4 + self.t * self.t
+
+    def number(self, n):
+        return 'abcdef'.index(n) + 1
+
+    def one(self, n):
+        return np.array([self.number(n), self.t], np.float32)
+
+    def look(self, names):
+        return {n: self.one(n) for n in names}, {
+            n: dict(
+                code=self.number(n) * 100 + self.t,
+                action_mask=np.array([0, 1, 0, self.t % 2], np.int8),
+            )
+            for n in names
+        }
+
+    def close(self):
+        self.closed = True
+
 
 class Saved(Script):
-    def state_dict(self): return dict(t=self.t, agents=list(self.agents), total=self.total)
-    def load_state_dict(self, s): self.t, self.agents, self.total = s['t'], list(s['agents']), s['total']
+    def state_dict(self):
+        return dict(t=self.t, agents=list(self.agents), total=self.total)
+
+    def load_state_dict(self, s):
+        self.t, self.agents, self.total = s['t'], list(s['agents']), s['total']
+
 
 def expected(plan, n_blocks, names='abc', first=0):
     "The rows, worked out from the plan alone: (env_id, state, next_state, reward, terminated, truncated, episode, step, total, moment)"
     blocks, t, episode, step, total = [], 0, {}, {}, {}
     last = ''
     for moment in range(n_blocks):
-        if not plan[t]: t, last = 0, ''
+        if not plan[t]:
+            t, last = 0, ''
         rows = []
         for n in plan[t]:
-            if n not in last: episode[n], step[n], total[n] = episode.get(n, 0) + 1, 0, 0.
+            if n not in last:
+                episode[n], step[n], total[n] = episode.get(n, 0) + 1, 0, 0.0
         for n in sorted(plan[t], key=names.index):
             k = 'abcdef'.index(n) + 1
             step[n] += 1
-            reward, over = k/4 + (t + 1)**2, n not in plan[t + 1]
+            reward, over = k / 4 + (t + 1) ** 2, n not in plan[t + 1]
             total[n] += reward
-            rows.append((first + names.index(n), [k, t], [k, t + 1], reward, over and n != 'b', over and n == 'b', episode[n], step[n], total[n], moment))
+            rows.append(
+                (
+                    first + names.index(n),
+                    [k, t],
+                    [k, t + 1],
+                    reward,
+                    over and n != 'b',
+                    over and n == 'b',
+                    episode[n],
+                    step[n],
+                    total[n],
+                    moment,
+                )
+            )
         blocks.append(rows)
         last, t = plan[t], t + 1
     return blocks
+
 
 def found(steps):
     names = 'env_id state next_state reward terminated truncated episode_n step_n total_reward moment'.split()
     return [tuple(row[n].tolist() for n in names) for row in steps.rows]
 
-@pytest.mark.parametrize('plan', [('ab', 'a', 'abc', 'ac', ''), ('abc', 'abc', ''), ('a', 'b', 'c', ''), ('abc', 'c', 'abc', 'b', ''), ('c', '')])
+
+@pytest.mark.parametrize(
+    'plan',
+    [
+        ('ab', 'a', 'abc', 'ac', ''),
+        ('abc', 'abc', ''),
+        ('a', 'b', 'c', ''),
+        ('abc', 'c', 'abc', 'b', ''),
+        ('c', ''),
+    ],
+)
 def test_rows_of_agents_are_the_scripts_true_transitions(plan):
-    env = Script(); env.plan = plan
+    env = Script()
+    env.plan = plan
     blocks = take(GymStepper(env, seed=3), 11)
     assert [found(b) for b in blocks] == expected(plan, 11)
     assert all(b.rows['agent'].tolist() == b.rows['env_id'].tolist() for b in blocks)
-    assert env.seeds == [3] + [None]*(len(env.seeds) - 1)
-    for b, actions in zip(blocks, env.actions): assert b.rows['action'].tolist() == [*actions.values()]
+    assert env.seeds == [3] + [None] * (len(env.seeds) - 1)
+    for b, actions in zip(blocks, env.actions):
+        assert b.rows['action'].tolist() == [*actions.values()]
+
 
 def test_agents_of_several_environments_have_numbers_one_after_the_other():
     one, two = Script(), Script()
     two.plan = 'bc', 'abc', ''
     blocks = take(GymStepper([one, two], seed=0), 9)
-    for b, first, second in zip(blocks, expected(one.plan, 9), expected(two.plan, 9, first=3)): assert found(b) == first + second
+    for b, first, second in zip(blocks, expected(one.plan, 9), expected(two.plan, 9, first=3)):
+        assert found(b) == first + second
+
 
 def test_an_agent_that_joins_begins_anew_for_a_recurrent_policy():
     class Policy:
         asked = []
-        def initial_hidden(self, n): return torch.zeros(n)
-        def __call__(self, state, hidden): self.asked.append(hidden.tolist()); return torch.ones(len(state), dtype=torch.int64), hidden + 1
+
+        def initial_hidden(self, n):
+            return torch.zeros(n)
+
+        def __call__(self, state, hidden):
+            self.asked.append(hidden.tolist())
+            return torch.ones(len(state), dtype=torch.int64), hidden + 1
+
     stepper = GymStepper(Script(), Policy(), seed=0)
     rows = np.concatenate([b.rows for b in take(stepper, 12)])
-    assert (rows['hidden'] == rows['step_n'] - 1).all()   # the memory counts the steps of the episode
+    assert (
+        rows['hidden'] == rows['step_n'] - 1
+    ).all()  # the memory counts the steps of the episode
+
 
 def test_a_new_name_takes_a_free_number_and_the_same_name_keeps_it():
-    class Guests(Script): plan = 'ab', 'ad', 'ade', 'a', 'ab', ''
+    class Guests(Script):
+        plan = 'ab', 'ad', 'ade', 'a', 'ab', ''
+
     env = Guests()
     rows = np.concatenate([b.rows for b in take(GymStepper(Agents(env, room=5), seed=0), 10)])
-    who = {n: set(rows['env_id'][rows['state'][:, 0] == 'abcdef'.index(n) + 1].tolist()) for n in 'abde'}
+    who = {
+        n: set(rows['env_id'][rows['state'][:, 0] == 'abcdef'.index(n) + 1].tolist())
+        for n in 'abde'
+    }
     assert all(len(ids) == 1 for ids in who.values()), 'one number each, as long as there is room'
     assert who['a'] == {0} and who['b'] == {1} and who['d'] == {3}
-    for e in range(5):   # whoever is there: each episode's rows are one agent's
+    for e in range(5):  # whoever is there: each episode's rows are one agent's
         mine = rows[rows['env_id'] == e]
-        for n in set(mine['episode_n'].tolist()): assert len(set(mine['state'][mine['episode_n'] == n][:, 0].tolist())) == 1
+        for n in set(mine['episode_n'].tolist()):
+            assert len(set(mine['state'][mine['episode_n'] == n][:, 0].tolist())) == 1
+
 
 def test_more_agents_than_places_are_an_error_with_the_remedy():
-    class Guests(Script): plan = 'abc', 'abcd', ''
-    with pytest.raises(EnvError, match=r"'d' beside .*room=4"): take(GymStepper(Guests()), 3)
+    class Guests(Script):
+        plan = 'abc', 'abcd', ''
+
+    with pytest.raises(EnvError, match=r"'d' beside .*room=4"):
+        take(GymStepper(Guests()), 3)
+
 
 def test_unnamed_agents_need_room():
-    class Unnamed(Script): possible_agents = None
-    with pytest.raises(ValueError, match='room=8'): take(GymStepper(Unnamed()), 1)
+    class Unnamed(Script):
+        possible_agents = None
+
+    with pytest.raises(ValueError, match='room=8'):
+        take(GymStepper(Unnamed()), 1)
     assert len(take(GymStepper(Agents(Unnamed(), room=3), seed=0), 5)) == 5
 
-@pytest.mark.parametrize('drop, what', [(0, 'observations'), (1, 'rewards'), (2, 'terminations'), (3, 'truncations')])
+
+@pytest.mark.parametrize(
+    'drop, what', [(0, 'observations'), (1, 'rewards'), (2, 'terminations'), (3, 'truncations')]
+)
 def test_what_an_environment_leaves_out_is_named(drop, what):
     class Drops(Script):
         def step(self, actions):
             out = [*super().step(actions)]
             out[drop] = {n: x for n, x in out[drop].items() if n != 'b'}
             return tuple(out)
-    with pytest.raises(EnvError, match=f"agent 'b' acted, and is missing in {what}"): take(GymStepper(Drops()), 1)
+
+    with pytest.raises(EnvError, match=f"agent 'b' acted, and is missing in {what}"):
+        take(GymStepper(Drops()), 1)
+
 
 def test_an_agent_that_leaves_without_an_end_is_named():
     class Leaves(Script):
-        def step(self, actions): return *super().step(actions)[:2], dict.fromkeys(actions, False), dict.fromkeys(actions, False), {}
-    with pytest.raises(EnvError, match="agent 'b' left"): take(GymStepper(Leaves()), 1)
+        def step(self, actions):
+            return (
+                *super().step(actions)[:2],
+                dict.fromkeys(actions, False),
+                dict.fromkeys(actions, False),
+                {},
+            )
+
+    with pytest.raises(EnvError, match="agent 'b' left"):
+        take(GymStepper(Leaves()), 1)
+
 
 def test_wrong_shapes_and_numbers_of_an_agent_are_named():
     class Wrong(Script):
-        def one(self, n): return np.zeros(3, np.float32)
+        def one(self, n):
+            return np.zeros(3, np.float32)
+
     class NoNumber(Script):
-        def reward(self, n): return 'much'
-    with pytest.raises(EnvError, match="observation of agent 'a'"): take(GymStepper(Wrong()), 1)
-    with pytest.raises(EnvError, match="reward of agent 'a'"): take(GymStepper(NoNumber()), 1)
+        def reward(self, n):
+            return 'much'
+
+    with pytest.raises(EnvError, match="observation of agent 'a'"):
+        take(GymStepper(Wrong()), 1)
+    with pytest.raises(EnvError, match="reward of agent 'a'"):
+        take(GymStepper(NoNumber()), 1)
+
 
 def test_agents_in_turn_are_refused_with_the_converters_name():
     class InTurn(Script):
         def agent_iter(self): ...
+
     for source in InTurn(), InTurn, [InTurn()]:
-        with pytest.raises(TypeError, match='aec_to_parallel'): take(GymStepper(source), 1)
+        with pytest.raises(TypeError, match='aec_to_parallel'):
+            take(GymStepper(source), 1)
+
 
 def test_agents_and_other_environments_are_not_mixed():
     class Single(gym.Env):
         observation_space, action_space = Script.obs, Script.acts
-    with pytest.raises(ValueError, match='columns of environment 3'): take(GymStepper([Script(), Single()]), 1)
+
+    with pytest.raises(ValueError, match='columns of environment 3'):
+        take(GymStepper([Script(), Single()]), 1)
     env = Script()
-    with pytest.raises(ValueError, match='same environment object twice'): take(GymStepper([env, env]), 1)
+    with pytest.raises(ValueError, match='same environment object twice'):
+        take(GymStepper([env, env]), 1)
+
 
 def test_info_and_masks_of_each_agent():
     seen = []
-    def policy(state, mask): seen.append(mask.clone()); return mask.int().argmax(1)
+
+    def policy(state, mask):
+        seen.append(mask.clone())
+        return mask.int().argmax(1)
+
     env = Script()
     stepper = GymStepper(env, policy, seed=0, info=('code', 'action_mask'))
     for b in take(stepper, 9):
         number, t = b.rows['next_state'].T
-        assert (b.rows['code'] == number*100 + t).all()   # of the next state, also of an agent that ends
-    assert seen[1].tolist() == [[False, True, False, True], [True]*4, [True]*4]   # one that is not there may do anything
-    assert all(b.rows['agent'].dtype == np.int32 for b in take(GymStepper(Script(), info={'agents': 0}), 1))
+        assert (
+            b.rows['code'] == number * 100 + t
+        ).all()  # of the next state, also of an agent that ends
+    assert seen[1].tolist() == [
+        [False, True, False, True],
+        [True] * 4,
+        [True] * 4,
+    ]  # one that is not there may do anything
+    assert all(
+        b.rows['agent'].dtype == np.int32 for b in take(GymStepper(Script(), info={'agents': 0}), 1)
+    )
+
 
 def test_info_of_an_agent_is_not_that_of_one_that_takes_its_place():
-    class Swap(Script): plan = 'abc', 'acd', 'ac', ''
+    class Swap(Script):
+        plan = 'abc', 'acd', 'ac', ''
+
     b = next(iter(GymStepper(Swap(), seed=0, info='code')))
     assert b.rows['code'].tolist() == [101, 201, 301]
 
+
 def test_columns_of_agents_are_refused_as_entries_and_from_policies():
-    with pytest.raises(ValueError, match='moment'): take(GymStepper(Script(), info='moment'), 1)
-    with pytest.raises(ValueError, match='agent'): take(GymStepper(Script(), lambda s: dict(action=torch.ones(3, dtype=torch.int64), agent=torch.ones(3))), 1)
+    with pytest.raises(ValueError, match='moment'):
+        take(GymStepper(Script(), info='moment'), 1)
+    with pytest.raises(ValueError, match='agent'):
+        take(
+            GymStepper(
+                Script(),
+                lambda s: dict(action=torch.ones(3, dtype=torch.int64), agent=torch.ones(3)),
+            ),
+            1,
+        )
+
 
 @pytest.mark.parametrize('at', range(7))
 def test_environments_that_can_be_saved_go_on_exactly(at):
-    def chain(): return GymStepper([Saved(), Saved()], seed=5, info='code')
+    def chain():
+        return GymStepper([Saved(), Saved()], seed=5, info='code')
+
     whole, part, again = chain(), chain(), chain()
     want = take(whole, 14)
     take(part, at)
@@ -170,38 +318,60 @@ def test_environments_that_can_be_saved_go_on_exactly(at):
     again.load_state_dict(through_file(part.state_dict()))
     assert take(again, 14 - at) == want[at:]
 
+
 def test_plain_attributes_are_saved_without_a_word():
     stepper, again = GymStepper(Script(), seed=1), GymStepper(Script(), seed=1)
     take(stepper, 2)
     again.load_state_dict(through_file(stepper.state_dict()))
     assert found(next(iter(again))) == expected(Script.plan, 3)[2]
 
+
 def test_an_environment_that_cannot_be_saved_begins_new_episodes():
     class Opaque(Script):
-        def __init__(self): super().__init__(); self.handle = open(__file__)
+        def __init__(self):
+            super().__init__()
+            self.handle = open(__file__)
+
     stepper, again = GymStepper(Opaque(), seed=1), GymStepper(Opaque(), seed=1)
     take(stepper, 2)
-    with pytest.warns(UserWarning, match='could not be saved'): again.load_state_dict(through_file(stepper.state_dict()))
+    with pytest.warns(UserWarning, match='could not be saved'):
+        again.load_state_dict(through_file(stepper.state_dict()))
     rows = next(iter(again)).rows
-    assert rows['episode_n'].tolist() == [2, 2] and rows['step_n'].tolist() == [1, 1] and rows['moment'].tolist() == [2, 2]
+    assert (
+        rows['episode_n'].tolist() == [2, 2]
+        and rows['step_n'].tolist() == [1, 1]
+        and rows['moment'].tolist() == [2, 2]
+    )
+
 
 def test_after_an_error_of_the_environment_a_new_episode_begins():
     class Fails(Script):
         def step(self, actions):
-            if self.total == 2: self.total += 1; raise RuntimeError('broken')
+            if self.total == 2:
+                self.total += 1
+                raise RuntimeError('broken')
             return super().step(actions)
+
     stepper = GymStepper(Fails(), seed=0)
     stream = iter(stepper)
-    next(stream); next(stream)
-    with pytest.raises(EnvError, match='broken'): next(stream)
+    next(stream)
+    next(stream)
+    with pytest.raises(EnvError, match='broken'):
+        next(stream)
     rows = next(iter(stepper)).rows
     assert rows['step_n'].tolist() == [1, 1] and rows['episode_n'].tolist() == [2, 2]
 
+
 def test_nested_observations_and_continuous_actions():
     class Nested(Script):
-        obs = spaces.Dict(x=spaces.Box(-np.inf, np.inf, (2,), np.float64), k=spaces.Tuple((spaces.Discrete(9),)))
+        obs = spaces.Dict(
+            x=spaces.Box(-np.inf, np.inf, (2,), np.float64), k=spaces.Tuple((spaces.Discrete(9),))
+        )
         acts = spaces.Box(-1, 1, (3,), np.float32)
-        def one(self, n): return dict(x=np.array([self.number(n), self.t], np.float64), k=(self.number(n),))
+
+        def one(self, n):
+            return dict(x=np.array([self.number(n), self.t], np.float64), k=(self.number(n),))
+
     for float32 in False, True:
         blocks = take(GymStepper(Nested(), seed=0, float32=float32), 9)
         for b, want in zip(blocks, expected(Script.plan, 9)):
@@ -209,53 +379,103 @@ def test_nested_observations_and_continuous_actions():
             assert b.rows['state']['k']['[0]'].tolist() == [w[1][0] for w in want]
             assert b.rows['action'].shape == (len(want), 3)
 
+
 def test_what_was_opened_is_closed_and_what_was_given_is_not():
     made, given = [], Script()
-    def make(): made.append(Script()); return made[-1]
-    with GymStepper([make, given], seed=0) as stepper: take(stepper, 2)
+
+    def make():
+        made.append(Script())
+        return made[-1]
+
+    with GymStepper([make, given], seed=0) as stepper:
+        take(stepper, 2)
     assert made[0].closed and not hasattr(given, 'closed')
 
+
 def test_n_step_returns_do_not_cross_agents_or_their_ends():
-    rows = np.concatenate([b.rows for b in take(GymStepper(Script(), seed=0).n_step(2, gamma=.5), 12)])
+    rows = np.concatenate(
+        [b.rows for b in take(GymStepper(Script(), seed=0).n_step(2, gamma=0.5), 12)]
+    )
     first = rows[(rows['env_id'] == 0) & (rows['episode_n'] == 1)]
-    r = [1/4 + t*t for t in (1, 2, 3, 4)]
-    assert first['reward'].tolist() == [r[0] + r[1]/2, r[1] + r[2]/2, r[2] + r[3]/2, r[3]]
+    r = [1 / 4 + t * t for t in (1, 2, 3, 4)]
+    assert first['reward'].tolist() == [r[0] + r[1] / 2, r[1] + r[2] / 2, r[2] + r[3] / 2, r[3]]
+
 
 def test_agents_feed_every_replay_and_go_through_processes_of_chains():
-    for chain in (GymStepper([Script(), Script()], seed=0).experience_replay(bs=4, seed=0), GymStepper(Script(), seed=0).prioritized_replay(bs=4, seed=0),
-                  GymStepper(Script(), seed=0).sequence_replay(bs=4, length=2, burn_in=0, overlap=1, seed=0)):
+    for chain in (
+        GymStepper([Script(), Script()], seed=0).experience_replay(bs=4, seed=0),
+        GymStepper(Script(), seed=0).prioritized_replay(bs=4, seed=0),
+        GymStepper(Script(), seed=0).sequence_replay(bs=4, length=2, burn_in=0, overlap=1, seed=0),
+    ):
         batch = take(chain, 20)[-1]
         assert len(batch) == 4
         assert (batch.rows['env_id'] == batch.rows['agent']).all() or batch.rows['env_id'].max() > 2
         copy = pickle.loads(pickle.dumps(GymStepper(Script(), seed=0)))
         assert next(iter(copy)) == next(iter(GymStepper(Script(), seed=0)))
 
+
 def test_environments_of_pettingzoo():
     pettingzoo = pytest.importorskip('pettingzoo')
-    def env(): return pettingzoo.make('parallel', 'sisl/pursuit-v5', x_size=6, y_size=6, n_evaders=2, n_pursuers=3, max_cycles=8)
+
+    def env():
+        return pettingzoo.make(
+            'parallel',
+            'sisl/pursuit-v5',
+            x_size=6,
+            y_size=6,
+            n_evaders=2,
+            n_pursuers=3,
+            max_cycles=8,
+        )
+
     blocks = take(GymStepper([env, env], seed=0), 20)
-    assert all(len(b) == 6 for b in blocks) and blocks[7].rows['truncated'].all() and blocks[8].rows['step_n'].tolist() == [1]*6
+    assert (
+        all(len(b) == 6 for b in blocks)
+        and blocks[7].rows['truncated'].all()
+        and blocks[8].rows['step_n'].tolist() == [1] * 6
+    )
     again = take(GymStepper([env, env], seed=0), 20)
     assert blocks == again
 
+
 def test_agents_that_are_killed_have_no_more_rows():
     pettingzoo = pytest.importorskip('pettingzoo')
-    stepper, ends = GymStepper(lambda: pettingzoo.make('parallel', 'butterfly/knights_archers_zombies-v11', max_cycles=400, spawn_delay=2, max_zombies=50), seed=1), 0
+    stepper, ends = (
+        GymStepper(
+            lambda: pettingzoo.make(
+                'parallel',
+                'butterfly/knights_archers_zombies-v11',
+                max_cycles=400,
+                spawn_delay=2,
+                max_zombies=50,
+            ),
+            seed=1,
+        ),
+        0,
+    )
     sizes = set()
     for b in take(stepper, 600):
         sizes.add(len(b))
         ends += int(b.rows['terminated'].sum())
     assert ends and len(sizes) > 1
 
+
 def test_agents_are_evaluated_by_their_episodes():
-    class Pair(Script): plan = 'ab', 'ab', 'a', ''; possible_agents = ['a', 'b']
-    a, b = 3/4 + 1 + 4 + 9, 2*2/4 + 1 + 4
-    assert evaluate(None, Pair(), episodes=6).tolist() == [a, b]*3
+    class Pair(Script):
+        plan = 'ab', 'ab', 'a', ''
+        possible_agents = ['a', 'b']
+
+    a, b = 3 / 4 + 1 + 4 + 9, 2 * 2 / 4 + 1 + 4
+    assert evaluate(None, Pair(), episodes=6).tolist() == [a, b] * 3
+
 
 def test_stepping_of_other_environments_is_the_same_code():
     "Rows of agents have their columns; no others have them, and no step asks for them"
     assert {'agent', 'moment'} <= set(next(iter(GymStepper(Script(), seed=0))).dtype.names)
-    assert not {'agent', 'moment'} & set(next(iter(GymStepper(['CartPole-v1']*2, seed=0))).dtype.names)
+    assert not {'agent', 'moment'} & set(
+        next(iter(GymStepper(['CartPole-v1'] * 2, seed=0))).dtype.names
+    )
+
 
 def test_workers_give_agents_separate_numbers():
     stepper = GymStepper([Script, Script], seed=0).parallel(2, chunk=2, method='fork')

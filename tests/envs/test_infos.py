@@ -1,4 +1,5 @@
 "Entries of info as columns: the mask of a row is that of its next state, wherever rows go"
+
 import json, warnings
 from functools import partial
 from itertools import islice
@@ -14,315 +15,563 @@ from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import resume, start
 from fastrl_replay.testing import same, through_file
 
-def bits(k): return np.array([k+1 >> 2 & 1, k+1 >> 1 & 1, k+1 & 1], np.int8)
+
+def bits(k):
+    return np.array([k + 1 >> 2 & 1, k + 1 >> 1 & 1, k + 1 & 1], np.int8)
+
 
 class Told(ScriptedEnv):
     "In state k the bits of k + 1 are allowed; an episode that ends in an odd state is a success"
+
     def reset(self, **kw):
-        obs,_ = super().reset(**kw)
-        return obs,dict(action_mask=bits(int(obs[0]) % 1000))
+        obs, _ = super().reset(**kw)
+        return obs, dict(action_mask=bits(int(obs[0]) % 1000))
+
     def step(self, action):
-        obs,reward,terminated,truncated,_ = super().step(action)
+        obs, reward, terminated, truncated, _ = super().step(action)
         k = int(obs[0]) % 1000
         end = dict(is_success=np.bool_(k % 2)) if terminated or truncated else {}
-        return obs,reward,terminated,truncated,dict(action_mask=bits(k), **end)
+        return obs, reward, terminated, truncated, dict(action_mask=bits(k), **end)
+
 
 SCRIPTS = script(3, -2), script(1, 4, env=1)
 KEPT = dict(action_mask=None, is_success=False)
-def told(): return [lambda s=s: Told(**s) for s in SCRIPTS]
-def first_of(): return Told(**SCRIPTS[0])
-def second_of(): return Told(**SCRIPTS[1])
-def first_allowed(state, mask): return mask.int().argmax(1)
-def stepper(**kw): return GymStepper(told(), first_allowed, info=KEPT, **kw)
+
+
+def told():
+    return [lambda s=s: Told(**s) for s in SCRIPTS]
+
+
+def first_of():
+    return Told(**SCRIPTS[0])
+
+
+def second_of():
+    return Told(**SCRIPTS[1])
+
+
+def first_allowed(state, mask):
+    return mask.int().argmax(1)
+
+
+def stepper(**kw):
+    return GymStepper(told(), first_allowed, info=KEPT, **kw)
+
 
 def check(rows):
     "Each row that is a step has the mask and the success of its next state"
     rows = np.asarray(rows).reshape(-1)
-    rows = rows[rows['step_n'] > 0]   # padding
-    k = rows['next_state'].reshape(len(rows), -1)[:,-2].astype(int) % 1000
+    rows = rows[rows['step_n'] > 0]  # padding
+    k = rows['next_state'].reshape(len(rows), -1)[:, -2].astype(int) % 1000
     assert len(rows) and (rows['action_mask'] == np.array([bits(i) for i in k])).all()
     ended = rows['terminated'] | rows['truncated']
     assert (rows['is_success'] == (ended & (k % 2 == 1))).all()
     return len(rows)
 
-@pytest.mark.parametrize('n', [1, 3, 9])
-def test_merged_rows(n): check(Steps.cat(list(stepper().n_step(n, .9).header(40))).rows)
 
-@pytest.mark.parametrize('tail', ['shift','pad','drop'])
+@pytest.mark.parametrize('n', [1, 3, 9])
+def test_merged_rows(n):
+    check(Steps.cat(list(stepper().n_step(n, 0.9).header(40))).rows)
+
+
+@pytest.mark.parametrize('tail', ['shift', 'pad', 'drop'])
 def test_sequences(tail):
-    for s in stepper().chunk_sequences(4, 2, tail=tail).header(20): check(s.rows)
+    for s in stepper().chunk_sequences(4, 2, tail=tail).header(20):
+        check(s.rows)
+
 
 REPLAYS = dict(
-    uniform=lambda s, **kw: s.n_step(3, .9).experience_replay(bs=8, max_sz=20, seed=0, **kw),   # full soon: rows are overwritten
-    rank=lambda s, **kw: s.n_step(2, .9).prioritized_replay(bs=8, max_sz=20, kind='rank', seed=0, **kw),
+    uniform=lambda s, **kw: s.n_step(3, 0.9).experience_replay(
+        bs=8, max_sz=20, seed=0, **kw
+    ),  # full soon: rows are overwritten
+    rank=lambda s, **kw: s.n_step(2, 0.9).prioritized_replay(
+        bs=8, max_sz=20, kind='rank', seed=0, **kw
+    ),
     proportional=lambda s, **kw: s.prioritized_replay(bs=8, max_sz=20, seed=0, **kw),
-    sequences=lambda s, **kw: s.sequence_replay(bs=4, max_sz=40, length=4, burn_in=1, overlap=2, seed=0, **kw))
+    sequences=lambda s, **kw: s.sequence_replay(
+        bs=4, max_sz=40, length=4, burn_in=1, overlap=2, seed=0, **kw
+    ),
+)
+
 
 @pytest.mark.parametrize('name', REPLAYS)
 @pytest.mark.parametrize('disk', [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_replays(name, disk, tmp_path):
-    for batch in REPLAYS[name](stepper(), store=Rows(tmp_path/'m' if disk else None)).header(30): check(batch.rows)
+    for batch in REPLAYS[name](stepper(), store=Rows(tmp_path / 'm' if disk else None)).header(30):
+        check(batch.rows)
+
 
 def test_disk_small(tmp_path):
-    for batch in REPLAYS['uniform'](stepper(), store=Rows(tmp_path/'m')).header(10): check(batch.rows)
+    for batch in REPLAYS['uniform'](stepper(), store=Rows(tmp_path / 'm')).header(10):
+        check(batch.rows)
+
 
 class Pictures(Told):
     "The same numbers in stacks of two small images"
-    def __init__(self, **s): super().__init__(**s); self.observation_space = spaces.Box(0, 255, (2,8,8), np.uint8)
-    def _seen(self, obs, new): return np.stack([np.full((8,8), int(obs[0]) - (not new and i == 0), np.uint8) for i in (0,1)])
-    def reset(self, **kw): obs,info = super().reset(**kw); return self._seen(obs, True),info
-    def step(self, a): obs,*rest = super().step(a); return self._seen(obs, False),*rest
-    def _state(self): return np.asarray(self.states[self.s], np.float32)
+
+    def __init__(self, **s):
+        super().__init__(**s)
+        self.observation_space = spaces.Box(0, 255, (2, 8, 8), np.uint8)
+
+    def _seen(self, obs, new):
+        return np.stack(
+            [np.full((8, 8), int(obs[0]) - (not new and i == 0), np.uint8) for i in (0, 1)]
+        )
+
+    def reset(self, **kw):
+        obs, info = super().reset(**kw)
+        return self._seen(obs, True), info
+
+    def step(self, a):
+        obs, *rest = super().step(a)
+        return self._seen(obs, False), *rest
+
+    def _state(self):
+        return np.asarray(self.states[self.s], np.float32)
+
 
 def test_frames():
     pipe = GymStepper(lambda: Pictures(**SCRIPTS[0]), first_allowed, info=KEPT)
-    for batch in pipe.experience_replay(bs=8, max_sz=20, seed=0, store=Frames(stack=2)).header(20): check(batch.rows)
+    for batch in pipe.experience_replay(bs=8, max_sz=20, seed=0, store=Frames(stack=2)).header(20):
+        check(batch.rows)
+
 
 def test_a_chain_goes_on_where_it_was_saved():
-    a,b = (REPLAYS['rank'](stepper(seed=3)) for _ in range(2))
+    a, b = (REPLAYS['rank'](stepper(seed=3)) for _ in range(2))
     list(islice(a, 7))
     b.load_state_dict(through_file(a.state_dict()))
     assert same(list(islice(a, 9)), list(islice(b, 9)))
 
+
 def test_workers():
     alone = Steps.cat(list(islice(stepper(), 30))).rows
-    for rank,make in enumerate((first_of, second_of)):
-        with as_worker(WorkerInfo(rank, 2)): got = Steps.cat(list(islice(GymStepper(make, first_allowed, info=KEPT), 30))).rows
+    for rank, make in enumerate((first_of, second_of)):
+        with as_worker(WorkerInfo(rank, 2)):
+            got = Steps.cat(list(islice(GymStepper(make, first_allowed, info=KEPT), 30))).rows
         assert check(got) == 30 and (got['env_id'] == rank).all()
         assert (got['action_mask'] == alone[alone['env_id'] == rank]['action_mask']).all()
 
+
 @pytest.mark.slow
 def test_processes():
-    with GymStepper([first_of, second_of], first_allowed, info=KEPT).n_step(2, .9).parallel(2) as pipe:
-        for batch in pipe.header(10): check(batch.rows)
+    with (
+        GymStepper([first_of, second_of], first_allowed, info=KEPT)
+        .n_step(2, 0.9)
+        .parallel(2) as pipe
+    ):
+        for batch in pipe.header(10):
+            check(batch.rows)
+
 
 class Says(gym.Env):
     "Episodes of given lengths, and what `info` says at each step"
-    observation_space,action_space = spaces.Box(-9, 9, (1,)),spaces.Discrete(2)
-    def __init__(self, *infos, length=1, first=None): self.infos,self.length,self.first,self.t = infos,length,first or {},0
-    def reset(self, **kw): super().reset(**kw); self.s = 0; return np.zeros(1, np.float32),dict(self.first)
+
+    observation_space, action_space = spaces.Box(-9, 9, (1,)), spaces.Discrete(2)
+
+    def __init__(self, *infos, length=1, first=None):
+        self.infos, self.length, self.first, self.t = infos, length, first or {}, 0
+
+    def reset(self, **kw):
+        super().reset(**kw)
+        self.s = 0
+        return np.zeros(1, np.float32), dict(self.first)
+
     def step(self, a):
-        self.s += 1; self.t += 1
+        self.s += 1
+        self.t += 1
         info = self.infos[(self.t - 1) % len(self.infos)]
-        return np.full(1, self.s, np.float32),1.,self.s == self.length,False,info
+        return np.full(1, self.s, np.float32), 1.0, self.s == self.length, False, info
+
 
 def columns(*envs, n=3, vector=None, **kw):
     makers = [lambda e=e: e for e in envs]
     source = SyncVectorEnv(makers, autoreset_mode=vector) if vector else makers
     return Steps.cat(list(islice(GymStepper(source, seed=0, **kw), n)))
 
+
 @pytest.mark.parametrize('vector', [None, *AutoresetMode])
 def test_episodes_of_length_one(vector):
-    steps = columns(Says(dict(a=1.5), dict(a=2.5), dict(a=3.5)), Says(dict(a=9.)), n=6, vector=vector, info='a')
-    assert steps.a[steps.env_id == 0][:3].tolist() == [1.5, 2.5, 3.5] and set(steps.a[steps.env_id == 1].tolist()) == {9.}
+    steps = columns(
+        Says(dict(a=1.5), dict(a=2.5), dict(a=3.5)), Says(dict(a=9.0)), n=6, vector=vector, info='a'
+    )
+    assert steps.a[steps.env_id == 0][:3].tolist() == [1.5, 2.5, 3.5] and set(
+        steps.a[steps.env_id == 1].tolist()
+    ) == {9.0}
+
 
 @pytest.mark.parametrize('vector', [None, *AutoresetMode])
 def test_only_at_the_end(vector):
-    steps = columns(Says({}, {}, dict(won=True), length=3), Says({}, length=3), n=9, vector=vector, info=dict(won=False))
+    steps = columns(
+        Says({}, {}, dict(won=True), length=3),
+        Says({}, length=3),
+        n=9,
+        vector=vector,
+        info=dict(won=False),
+    )
     assert (steps.won == ((steps.step_n == 3) & (steps.env_id == 0))).all() and steps.won.any()
 
-@pytest.mark.parametrize('infos, message', [
-    ([dict(a='x')], "str"), ([dict(a=None)], 'expected numbers'), ([dict(a=object())], 'expected numbers'),
-    ([dict(a=[1,2]), dict(a=[1,2,3])], r'got int64 \[3\]; expected int64 \[2\]'),
-    ([dict(a=1), dict(a=1.5)], 'got float64'), ([dict(a=1), {}], "not in info; got info with nothing"),
-    ([dict(a=dict(b=1)), dict(a=dict(c=1))], r"expected a dict with \['b'\]"), ([dict(a=1), dict(a=dict(c=1))], 'expected numbers'),
-    ([dict(a={})], 'names of its parts'), ([dict(a=1j)], 'expected numbers')])
+
+@pytest.mark.parametrize(
+    'infos, message',
+    [
+        ([dict(a='x')], "str"),
+        ([dict(a=None)], 'expected numbers'),
+        ([dict(a=object())], 'expected numbers'),
+        ([dict(a=[1, 2]), dict(a=[1, 2, 3])], r'got int64 \[3\]; expected int64 \[2\]'),
+        ([dict(a=1), dict(a=1.5)], 'got float64'),
+        ([dict(a=1), {}], "not in info; got info with nothing"),
+        ([dict(a=dict(b=1)), dict(a=dict(c=1))], r"expected a dict with \['b'\]"),
+        ([dict(a=1), dict(a=dict(c=1))], 'expected numbers'),
+        ([dict(a={})], 'names of its parts'),
+        ([dict(a=1j)], 'expected numbers'),
+    ],
+)
 @pytest.mark.parametrize('vector', [None, AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_refused(infos, message, vector):
-    with pytest.raises(EnvError, match=message): columns(Says(*infos, length=5), n=4, vector=vector, info='a')
+    with pytest.raises(EnvError, match=message):
+        columns(Says(*infos, length=5), n=4, vector=vector, info='a')
+
 
 def test_nan_and_infinity_pass():
-    assert columns(Says(dict(a=np.nan), dict(a=np.inf), dict(a=1)), info='a').a[1:].tolist() == [np.inf, 1.]
+    assert columns(Says(dict(a=np.nan), dict(a=np.inf), dict(a=1)), info='a').a[1:].tolist() == [
+        np.inf,
+        1.0,
+    ]
+
 
 def test_an_array_that_an_environment_goes_on_writing_to():
-    mask = np.array([1,0], np.int8)
+    mask = np.array([1, 0], np.int8)
+
     class Reuses(Says):
-        def step(self, a): mask[:] = mask[::-1].copy(); return super().step(a)
-    steps = columns(Reuses(dict(action_mask=mask), length=9, first=dict(action_mask=mask)), n=4, info='action_mask')
-    assert steps.action_mask.tolist() == [[0,1],[1,0],[0,1],[1,0]] and steps.action.tolist() == [0,1,0,1]
+        def step(self, a):
+            mask[:] = mask[::-1].copy()
+            return super().step(a)
+
+    steps = columns(
+        Reuses(dict(action_mask=mask), length=9, first=dict(action_mask=mask)),
+        n=4,
+        info='action_mask',
+    )
+    assert steps.action_mask.tolist() == [
+        [0, 1],
+        [1, 0],
+        [0, 1],
+        [1, 0],
+    ] and steps.action.tolist() == [0, 1, 0, 1]
+
 
 def test_an_error_leaves_what_was_there():
-    pipe = GymStepper([Told(**SCRIPTS[0]), Says(dict(action_mask=np.array([1,1,0], np.int8)))], info='action_mask')
+    pipe = GymStepper(
+        [Told(**SCRIPTS[0]), Says(dict(action_mask=np.array([1, 1, 0], np.int8)))],
+        info='action_mask',
+    )
     pipe.source[1].observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     pipe.source[1].action_space = spaces.Discrete(3)
-    pipe.source[1].reset = lambda **kw: (np.zeros(2, np.float32),dict(action_mask=np.array([1,1,0], np.int8)))
-    pipe.source[1].step = lambda a: (np.zeros(2, np.float32),1.,False,False,{})
+    pipe.source[1].reset = lambda **kw: (
+        np.zeros(2, np.float32),
+        dict(action_mask=np.array([1, 1, 0], np.int8)),
+    )
+    pipe.source[1].step = lambda a: (np.zeros(2, np.float32), 1.0, False, False, {})
     it = iter(pipe)
-    with pytest.raises(EnvError, match='environment 1 failed in episode 1, step 1'): next(it)
-    first = next(iter(pipe))   # of environment 0, which had made its step
+    with pytest.raises(EnvError, match='environment 1 failed in episode 1, step 1'):
+        next(it)
+    first = next(iter(pipe))  # of environment 0, which had made its step
     assert first.env_id.tolist() == [0] and first.action_mask.tolist() == [bits(1).tolist()]
 
+
 def test_nothing_allowed_is_named_and_ends_are_not():
-    zeros,ones = dict(action_mask=[0,0]),dict(action_mask=[1,0])
-    steps = columns(Says(ones, zeros, length=2, first=ones), n=2, info='action_mask')   # zeros at the end
-    assert steps.action_mask.tolist() == [[1,0],[0,0]] and steps.action.tolist() == [0,0]
-    with pytest.raises(EnvError, match='environment 0, episode 1, step 2: its action_mask allows nothing'):
+    zeros, ones = dict(action_mask=[0, 0]), dict(action_mask=[1, 0])
+    steps = columns(
+        Says(ones, zeros, length=2, first=ones), n=2, info='action_mask'
+    )  # zeros at the end
+    assert steps.action_mask.tolist() == [[1, 0], [0, 0]] and steps.action.tolist() == [0, 0]
+    with pytest.raises(
+        EnvError, match='environment 0, episode 1, step 2: its action_mask allows nothing'
+    ):
         columns(Says(zeros, length=3, first=ones), info='action_mask')
     for mode in AutoresetMode:
-        steps = columns(Says(ones, zeros, ones, zeros, ones, zeros, ones, zeros, length=2, first=ones), n=7, vector=mode,
-            info='action_mask', policy=lambda s, mask: mask.int().argmax(1))
-        assert (steps.action_mask[:,0] == (steps.step_n == 1)).all()
+        steps = columns(
+            Says(ones, zeros, ones, zeros, ones, zeros, ones, zeros, length=2, first=ones),
+            n=7,
+            vector=mode,
+            info='action_mask',
+            policy=lambda s, mask: mask.int().argmax(1),
+        )
+        assert (steps.action_mask[:, 0] == (steps.step_n == 1)).all()
+
 
 class SameStepWithout(VectorWrapper):
     def step(self, a):
-        *out,info = super().step(a)
-        return *out,{k: v for k,v in info.items() if 'final_info' not in k}
+        *out, info = super().step(a)
+        return *out, {k: v for k, v in info.items() if 'final_info' not in k}
+
 
 def test_same_step_without_its_last_info():
     source = SameStepWithout(SyncVectorEnv(told(), autoreset_mode='SameStep'))
-    with pytest.raises(EnvError, match="an episode's last info is missing"): list(islice(GymStepper(source, info=KEPT), 4))
+    with pytest.raises(EnvError, match="an episode's last info is missing"):
+        list(islice(GymStepper(source, info=KEPT), 4))
+
 
 def test_states_of_other_pipes_are_refused():
     a = stepper()
     list(islice(a, 3))
     state = a.state_dict()
-    for other in GymStepper(told(), info='action_mask'),GymStepper(told()),GymStepper(told(), info=dict(KEPT, is_success=0.)):
+    for other in (
+        GymStepper(told(), info='action_mask'),
+        GymStepper(told()),
+        GymStepper(told(), info=dict(KEPT, is_success=0.0)),
+    ):
         other.load_state_dict(state)
-        with pytest.raises(StateError): next(iter(other))
+        with pytest.raises(StateError):
+            next(iter(other))
     plain = GymStepper(told())
     list(islice(plain, 3))
     other = stepper()
     other.load_state_dict(plain.state_dict())
-    with pytest.raises(StateError, match="without entries of info"): next(iter(other))
+    with pytest.raises(StateError, match="without entries of info"):
+        next(iter(other))
+
 
 def naive_targets(model, target, rows, gamma, double):
     out = []
     for r in rows:
-        q,t = (net(torch.as_tensor(r['next_state'])[None])[0].tolist() for net in (model, target))
+        q, t = (net(torch.as_tensor(r['next_state'])[None])[0].tolist() for net in (model, target))
         allowed = [i for i in range(3) if r['action_mask'][i]]
         best = max(allowed, key=lambda i: (q if double else t)[i]) if allowed else None
-        out.append(float(r['reward']) + (0 if r['terminated'] else gamma*t[best]))
+        out.append(float(r['reward']) + (0 if r['terminated'] else gamma * t[best]))
     return out
+
 
 @pytest.mark.parametrize('double', [False, True])
 def test_targets_against_a_plain_loop(double):
     from fastrl_replay.learning.dqn import dqn_errors
+
     torch.manual_seed(0)
-    model,target = (torch.nn.Linear(2, 3) for _ in range(2))
+    model, target = (torch.nn.Linear(2, 3) for _ in range(2))
     batch = Steps.cat(list(islice(stepper(), 30)))
     batch.rows['action_mask'][batch.rows['terminated']] = 0
-    _,goal = dqn_errors(model, target, batch, .9, double)
+    _, goal = dqn_errors(model, target, batch, 0.9, double)
     assert torch.isfinite(goal).all()
-    np.testing.assert_allclose(goal, naive_targets(model, target, batch.rows, .9, double), rtol=1e-5)
+    np.testing.assert_allclose(
+        goal, naive_targets(model, target, batch.rows, 0.9, double), rtol=1e-5
+    )
+
 
 gym.register('TestTold-v0', first_of)
-TINY = dict(env='TestTold-v0', info='action_mask, is_success=no', steps=60, warmup=8, bs=4, network=8, train_every=1, eval_every=30,
-    eval_episodes=3, report_every=20, save_every=30, ratio=.2, solved=25, n_step=2)
+TINY = dict(
+    env='TestTold-v0',
+    info='action_mask, is_success=no',
+    steps=60,
+    warmup=8,
+    bs=4,
+    network=8,
+    train_every=1,
+    eval_every=30,
+    eval_episodes=3,
+    report_every=20,
+    save_every=30,
+    ratio=0.2,
+    solved=25,
+    n_step=2,
+)
+
 
 def test_successes_of_a_run(tmp_path, capsys):
-    run = start(recipe('cartpole', **TINY), tmp_path/'r')
+    run = start(recipe('cartpole', **TINY), tmp_path / 'r')
     run.train()
-    lines,s = read_metrics(tmp_path/'r'),json.loads((tmp_path/'r/summary.json').read_text())
+    lines, s = read_metrics(tmp_path / 'r'), json.loads((tmp_path / 'r/summary.json').read_text())
     told = [l for l in lines if 'success_mean' in l]
     j = run.agent.journal
-    assert j.successes == [float(i % 2 == 0) for i in range(len(j.returns))]   # episodes of 3 steps end in 3, of 2 in 6
+    assert j.successes == [
+        float(i % 2 == 0) for i in range(len(j.returns))
+    ]  # episodes of 3 steps end in 3, of 2 in 6
     assert told and all(0 < l['success_mean'] < 1 for l in told)
-    assert [l['eval_success'] for l in lines if 'eval_return' in l] == [1]*2 and s['final_success'] == 1
-    again = resume(tmp_path/'r', steps=90)
+    assert [l['eval_success'] for l in lines if 'eval_return' in l] == [1] * 2 and s[
+        'final_success'
+    ] == 1
+    again = resume(tmp_path / 'r', steps=90)
     assert again.agent.journal.successes == j.successes and again.successes == run.successes
-    returns,won = play_episodes(run.agent, 4)
-    assert won.tolist() == [1]*4 and (evaluate(run.agent, 4) == returns).all()
+    returns, won = play_episodes(run.agent, 4)
+    assert won.tolist() == [1] * 4 and (evaluate(run.agent, 4) == returns).all()
     from fastrl_replay.cli import main
-    assert main(['eval', str(tmp_path/'r'), '--episodes', '2']) == 0
+
+    assert main(['eval', str(tmp_path / 'r'), '--episodes', '2']) == 0
     assert '100% successes' in capsys.readouterr().out
 
+
 def test_a_run_that_is_told_nothing_says_nothing(tmp_path):
-    run = start(recipe('cartpole', **{**TINY, 'info':'none'}), tmp_path/'r')
+    run = start(recipe('cartpole', **{**TINY, 'info': 'none'}), tmp_path / 'r')
     run.train()
-    said = (tmp_path/'r/metrics.jsonl').read_text() + (tmp_path/'r/summary.json').read_text()
-    assert 'success' not in said and run.agent.journal.successes == [] and play_episodes(run.agent, 2)[1] is None
+    said = (tmp_path / 'r/metrics.jsonl').read_text() + (tmp_path / 'r/summary.json').read_text()
+    assert (
+        'success' not in said
+        and run.agent.journal.successes == []
+        and play_episodes(run.agent, 2)[1] is None
+    )
+
 
 def test_taxi_masked_acts_among_what_is_allowed():
     agent = Agent(recipe('taxi-masked', episodes=3).settings)
     rows = Steps.cat(list(islice(agent.stepper, 300)))
     follows = rows.step_n[1:] > 1
-    assert rows.action_mask[:-1].gather(1, rows.action[1:,None])[:,0][follows].all()
+    assert rows.action_mask[:-1].gather(1, rows.action[1:, None])[:, 0][follows].all()
+
 
 @pytest.mark.parametrize('several', [False, True])
 def test_a_policy_is_evaluated_with_the_mask_it_was_trained_with(several):
     "By evaluate(info=…), for one environment, for some, and for random actions; rounded observations as in training"
     env = SyncVectorEnv(told()) if several else first_of
-    returns = evaluate(first_allowed, env, 4, **(dict(autoreset_mode='next_step') if several else {}), info=KEPT, float32=True)
-    assert (returns == evaluate(lambda s: [0]*len(s), env, 4)).all()
+    returns = evaluate(
+        first_allowed,
+        env,
+        4,
+        **(dict(autoreset_mode='next_step') if several else {}),
+        info=KEPT,
+        float32=True,
+    )
+    assert (returns == evaluate(lambda s: [0] * len(s), env, 4)).all()
     asked = []
+
     def asks(state, mask=None):
         asked.append(mask)
-        return [0]*len(state)
+        return [0] * len(state)
+
     evaluate(asks, env, 2, info='action_mask')
     assert all(m is not None and m.any(1).all() for m in asked)
-    with pytest.raises(EnvError, match="entry 'level'"): evaluate(asks, env, 2, info='level')
+    with pytest.raises(EnvError, match="entry 'level'"):
+        evaluate(asks, env, 2, info='level')
+
 
 def test_recorded_rows_are_merged_as_those_of_a_chain(tmp_path):
     "Each entry of info comes from the last step, in a chain and from data: by .offline(last=…), and by a recipe's info"
     told_all, at = dict(KEPT, level=0), ('episode_n', 'step_n')
+
     class Level(Told):
         def step(self, action):
             *out, info = super().step(action)
             return *out, dict(info, level=int(out[0][0]))
+
     blocks = list(islice(GymStepper(lambda: Level(**SCRIPTS[0]), first_allowed, info=told_all), 40))
     rows = Steps.cat(blocks)
-    kept = ExperienceReplay(None, 1, 100, store=Rows(str(tmp_path/'rows')))
+    kept = ExperienceReplay(None, 1, 100, store=Rows(str(tmp_path / 'rows')))
     kept.add(rows)
     kept.close()
-    want = Steps.cat(list(NStep(Items(blocks, at_end='flush'), 3, .9, ('action_mask', 'is_success', 'level'))))
+    want = Steps.cat(
+        list(NStep(Items(blocks, at_end='flush'), 3, 0.9, ('action_mask', 'is_success', 'level')))
+    )
     assert (want.level == want.next_state[:, 0]).all()
-    mine = Offline(ExperienceReplay(None, 1, 100), str(tmp_path/'rows'), n_step=3, gamma=.9, last=('action_mask', 'is_success', 'level'))
-    agent = Agent(recipe('cartpole', **{**TINY, 'info':'action_mask, is_success=no, level=0', 'n_step':3, 'gamma':.9, 'data':str(tmp_path/'rows')}).settings)
+    mine = Offline(
+        ExperienceReplay(None, 1, 100),
+        str(tmp_path / 'rows'),
+        n_step=3,
+        gamma=0.9,
+        last=('action_mask', 'is_success', 'level'),
+    )
+    agent = Agent(
+        recipe(
+            'cartpole',
+            **{
+                **TINY,
+                'info': 'action_mask, is_success=no, level=0',
+                'n_step': 3,
+                'gamma': 0.9,
+                'data': str(tmp_path / 'rows'),
+            },
+        ).settings
+    )
     agent.open_memory()
     mine.fill()
-    for replay in mine.source, agent.memory: assert (np.sort(replay.memory[:].rows, order=at) == np.sort(want.rows, order=at)).all()
+    for replay in mine.source, agent.memory:
+        assert (np.sort(replay.memory[:].rows, order=at) == np.sort(want.rows, order=at)).all()
+
 
 @pytest.mark.slow
 def test_taxi_masked_learns():
     agent = Agent(recipe('taxi-masked', episodes=600).settings)
-    for _ in agent.pipe: pass
+    for _ in agent.pipe:
+        pass
     assert evaluate(agent, 50, 7).mean() > 6
+
 
 # ---- names that never come ----
 
+
 class Named(gym.Env):
     "Episodes of 4 steps, of which each info has these entries"
+
     observation_space, action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(3)
-    def __init__(self, said): self.said = said
-    def reset(self, *, seed=None, options=None): self.t = 0; return np.zeros(1, np.float32), dict(self.said)
-    def step(self, a): self.t += 1; return np.zeros(1, np.float32), 1., self.t == 4, False, dict(self.said)
+
+    def __init__(self, said):
+        self.said = said
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(1, np.float32), dict(self.said)
+
+    def step(self, a):
+        self.t += 1
+        return np.zeros(1, np.float32), 1.0, self.t == 4, False, dict(self.said)
+
 
 def spoken(info, said, steps=40, **kw):
     "The warnings of a stepper"
     make = partial(Named, said)
-    source = {'one': make, 'vector': gym.vector.SyncVectorEnv([make]*2), 'same step': gym.vector.SyncVectorEnv([make]*2,
-        autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)}[kw.pop('way', 'one')]
+    source = {
+        'one': make,
+        'vector': gym.vector.SyncVectorEnv([make] * 2),
+        'same step': gym.vector.SyncVectorEnv(
+            [make] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP
+        ),
+    }[kw.pop('way', 'one')]
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter('always')
         list(GymStepper(source, info=info, seed=0, **kw).header(steps))
     return [str(w.message) for w in heard if 'entry' in str(w.message)]
 
+
 @pytest.mark.parametrize('way', ['one', 'vector', 'same step'])
 def test_a_default_of_a_misspelt_name_is_said_once(way):
     "With the nearest name that did come, after the first episodes; not where it came, nor before"
-    said, = spoken(dict(actions_mask=np.ones(3, bool)), dict(action_mask=np.ones(3, bool)), way=way)
+    (said,) = spoken(
+        dict(actions_mask=np.ones(3, bool)), dict(action_mask=np.ones(3, bool)), way=way
+    )
     assert "'actions_mask' of info has not come" in said and "did you mean 'action_mask'?" in said
-    assert not spoken(dict(action_mask=np.ones(3, bool)), dict(action_mask=np.ones(3, bool)), way=way)
+    assert not spoken(
+        dict(action_mask=np.ones(3, bool)), dict(action_mask=np.ones(3, bool)), way=way
+    )
     assert not spoken(dict(won=False), {}, 4, way=way)
-    part, = spoken(dict(task=dict(level=0, lives=0)), dict(task=dict(levels=1, lives=2)), way=way)
+    (part,) = spoken(dict(task=dict(level=0, lives=0)), dict(task=dict(levels=1, lives=2)), way=way)
     assert "'task.level'" in part and "did you mean 'levels'?" in part
+
 
 def test_a_rare_entry_is_not_missed_where_it_came():
     "An entry that only some infos have"
     env = Named({})
     step = env.step
-    def rarely(a): out = step(a); return (*out[:4], dict(won=True) if env.t == 4 else {})
+
+    def rarely(a):
+        out = step(a)
+        return (*out[:4], dict(won=True) if env.t == 4 else {})
+
     env.step = rarely
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         list(GymStepper(env, info=dict(won=False), seed=0).header(40))
 
+
 def test_a_missing_entry_names_the_nearest_and_advises_no_default_then():
-    with pytest.raises(EnvError, match=r"is not in info \(did you mean 'action_mask'\?\); got info with \['action_mask'\]$"):
+    with pytest.raises(
+        EnvError,
+        match=r"is not in info \(did you mean 'action_mask'\?\); got info with \['action_mask'\]$",
+    ):
         list(GymStepper(Named(dict(action_mask=1)), info='actions_mask', seed=0).header(1))
-    with pytest.raises(EnvError, match='Remedy: a default'): list(GymStepper(Named(dict(zzz=1)), info='level', seed=0).header(1))
+    with pytest.raises(EnvError, match='Remedy: a default'):
+        list(GymStepper(Named(dict(zzz=1)), info='level', seed=0).header(1))
+
 
 def test_a_policy_that_takes_a_mask_and_gets_none_for_its_name():
-    def policy(state, mask=None): return np.zeros(len(state), int)
-    said, = spoken('actions_mask', dict(actions_mask=np.ones(3, bool)), policy=policy)
+    def policy(state, mask=None):
+        return np.zeros(len(state), int)
+
+    (said,) = spoken('actions_mask', dict(actions_mask=np.ones(3, bool)), policy=policy)
     assert "no entry is called 'action_mask'" in said

@@ -1,4 +1,5 @@
 """Environments that continue exactly from a checkpoint, and those that begin a new episode with a warning."""
+
 import random
 import warnings
 from collections import deque
@@ -66,7 +67,10 @@ def test_an_environment_continues_exactly(name, before):
 
 
 class Counts(gym.Env):
-    observation_space, action_space = gym.spaces.Box(-99, 99, (1,), np.float32), gym.spaces.Discrete(2)
+    observation_space, action_space = (
+        gym.spaces.Box(-99, 99, (1,), np.float32),
+        gym.spaces.Discrete(2),
+    )
 
     def __init__(self):
         self.dice, self.last = random.Random(0), deque([0.0], 3)

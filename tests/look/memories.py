@@ -19,7 +19,9 @@ from fastrl_replay.all import (
 
 FEW = spaces.Box(-9, 9, (3,))
 PIXELS = spaces.Box(0, 255, (2, 12, 12), np.uint8)
-GOALS = spaces.Dict({k: spaces.Box(-9, 9, (2,)) for k in ('observation', 'achieved_goal', 'desired_goal')})
+GOALS = spaces.Dict(
+    {k: spaces.Box(-9, 9, (2,)) for k in ('observation', 'achieved_goal', 'desired_goal')}
+)
 
 
 def rows_of(n, envs=2, length=15, space=FEW, action=spaces.Discrete(4), first=0, **extra):
@@ -76,7 +78,9 @@ def memory(kind, path=None):
     if kind == 'device':
         return sampled(PrioritizedReplay(**kw, store=Rows(device='cpu')), rows_of(102))
     if kind == 'sequences':
-        replay = sampled(SequenceReplay(**kw, length=6, burn_in=2, overlap=3, store=store), rows_of(102))
+        replay = sampled(
+            SequenceReplay(**kw, length=6, burn_in=2, overlap=3, store=store), rows_of(102)
+        )
         replay.update_priorities(replay.sample().index, np.random.default_rng(0).random((4, 4)))
         return replay
     if kind == 'hindsight':
@@ -96,4 +100,15 @@ def memory(kind, path=None):
     return sampled(PrioritizedReplay(**kw, kind=kind, store=store), rows_of(102))
 
 
-KINDS = 'timeline', 'uniform', 'proportional', 'rank', 'sequences', 'hindsight', 'n-step', 'frames', 'device', 'mixture'
+KINDS = (
+    'timeline',
+    'uniform',
+    'proportional',
+    'rank',
+    'sequences',
+    'hindsight',
+    'n-step',
+    'frames',
+    'device',
+    'mixture',
+)

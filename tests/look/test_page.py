@@ -15,12 +15,21 @@ from fastrl_replay.look.sample import samples_of
 
 
 def data_of(page):
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1]
+    )
 
 
 def a_run(name='r', **more):
     lines = [
-        dict(env_steps=1000 * i, wall_s=2.0 * i, updates=100 * i, episodes=20 * i, return_mean=5.0 * i, loss=1 / i)
+        dict(
+            env_steps=1000 * i,
+            wall_s=2.0 * i,
+            updates=100 * i,
+            episodes=20 * i,
+            return_mean=5.0 * i,
+            loss=1 / i,
+        )
         for i in range(1, 9)
     ]
     lines.append(dict(env_steps=8000, eval_return=30.0, eval_std=2.0, eval_episodes=5))
@@ -39,9 +48,19 @@ def hostile_parts():
     s['remarks'] = [dict(text=h, keys=[1]) for h in HOSTILE]
     for e in s['episodes']:
         e |= dict(why=list(HOSTILE), end=HOSTILE[0])
-    config = dict(settings=evil, versions=evil, machine=HOSTILE[1], resumed=[dict(env_steps=1, at=HOSTILE[0])])
+    config = dict(
+        settings=evil, versions=evil, machine=HOSTILE[1], resumed=[dict(env_steps=1, at=HOSTILE[0])]
+    )
     lines = [{'env_steps': i, 'loss': 1.0, **{h: 0.5 for h in HOSTILE}} for i in range(5)]
-    run = run_sample(HOSTILE[0], HOSTILE[1], config, lines, dict(evil), said=HOSTILE[2], videos={HOSTILE[1]: HOSTILE[8]})
+    run = run_sample(
+        HOSTILE[0],
+        HOSTILE[1],
+        config,
+        lines,
+        dict(evil),
+        said=HOSTILE[2],
+        videos={HOSTILE[1]: HOSTILE[8]},
+    )
     return [run, run, s, s]
 
 
@@ -113,10 +132,16 @@ def test_the_figure_has_the_charts_of_the_sample(kind):
 
 
 def test_a_run_tells_its_results_and_names_its_curves():
-    s = a_run(summary=dict(final_return=31.5, solved=475, solved_at_step=None, spent=dict(learner=3.0, reports=1.0)))
+    s = a_run(
+        summary=dict(
+            final_return=31.5, solved=475, solved_at_step=None, spent=dict(learner=3.0, reports=1.0)
+        )
+    )
     assert s['facts']['final return (20 episodes, no exploration)'] == 31.5
     titles = [c['title'] for c in s['charts']]
-    assert titles[0] == 'Return' and {'Loss', 'Updates per second', 'Steps per episode, mean'} <= {*titles}
+    assert titles[0] == 'Return' and {'Loss', 'Updates per second', 'Steps per episode, mean'} <= {
+        *titles
+    }
     assert s['charts'][0]['levels'] == [[475, 'solved']]
     (times,) = (t for t in s['tables'] if t['title'] == 'Time by part')
     assert times['rows'] == [['learner', 3, '75.0%'], ['reports', 1, '25.0%']]
@@ -124,7 +149,11 @@ def test_a_run_tells_its_results_and_names_its_curves():
 
 @pytest.mark.parametrize('missing', ['lines', 'config', 'summary'])
 def test_whatever_is_missing_the_rest_is_told(missing):
-    known = dict(lines=[dict(env_steps=1, loss=1.0)], config=dict(settings=dict(lr=1)), summary=dict(final_return=1.0))
+    known = dict(
+        lines=[dict(env_steps=1, loss=1.0)],
+        config=dict(settings=dict(lr=1)),
+        summary=dict(final_return=1.0),
+    )
     s = run_sample('a', 'a', **(known | {missing: type(known[missing])()}))
     assert s['facts'] is not None and page_html([s, s], 'a')
 
@@ -157,10 +186,16 @@ NAMES = [*KINDS, 'large', 'empty', 'hostile', 'run', 'runs']
 @pytest.mark.parametrize('name', NAMES)
 def test_nothing_runs_nothing_is_missing_nothing_sticks_out(browser, files, name, width, theme):
     opened(browser, files[name], width, theme)
-    said = [m for m in complaints(browser) if name != 'hostile' or not re.search('javascript:|Media|media', m)]
+    said = [
+        m
+        for m in complaints(browser)
+        if name != 'hostile' or not re.search('javascript:|Media|media', m)
+    ]
     assert not said and not sticking_out(browser)
     assert browser.execute_script('return window.ran') is None
-    assert not browser.execute_script("return document.querySelector('main').textContent.includes('cannot be shown:')")
+    assert not browser.execute_script(
+        "return document.querySelector('main').textContent.includes('cannot be shown:')"
+    )
     ink = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (ink == 'rgb(18, 23, 28)') == (theme == 'dark')
 
@@ -192,18 +227,23 @@ def test_one_goes_through_an_episode(browser, files):
     browser.find_elements('css selector', '.episode')[1].click()
     assert key_here(browser) not in (first, last)
     browser.execute_script("document.querySelector('.tables td a').click()")
-    assert key_here(browser) in [int(t.text) for t in browser.find_elements('css selector', '.tables td:first-child')]
+    assert key_here(browser) in [
+        int(t.text) for t in browser.find_elements('css selector', '.tables td:first-child')
+    ]
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize('text, said', [
-    ('key:60', '1 of 6 episodes, 1 steps'),
-    ('env:1', '3 of 6 episodes'),
-    ('state[0]>13 terminated:false', '4 of 6 episodes, 4 steps'),
-    ('running', '2 of 6 episodes'),
-    ('key:3', 'row 3 was overwritten'),
-    ('key:3000', 'row 3,000 was not added'),
-])
+@pytest.mark.parametrize(
+    'text, said',
+    [
+        ('key:60', '1 of 6 episodes, 1 steps'),
+        ('env:1', '3 of 6 episodes'),
+        ('state[0]>13 terminated:false', '4 of 6 episodes, 4 steps'),
+        ('running', '2 of 6 episodes'),
+        ('key:3', 'row 3 was overwritten'),
+        ('key:3000', 'row 3,000 was not added'),
+    ],
+)
 def test_what_is_searched_is_found(browser, files, text, said):
     opened(browser, files['timeline'])
     assert re.search(said, search(browser, text)), search(browser, text)
@@ -225,7 +265,14 @@ def test_memories_have_tabs_and_runs_stand_side_by_side(browser, files):
     tabs = browser.find_elements('css selector', '[role=tab]')
     assert [t.text for t in tabs] == ['a', 'b']
     tabs[1].click()
-    assert browser.execute_script("return document.querySelector('[aria-selected=true][role=tab]').textContent") == 'b'
+    assert (
+        browser.execute_script(
+            "return document.querySelector('[aria-selected=true][role=tab]').textContent"
+        )
+        == 'b'
+    )
     opened(browser, files['runs'])
-    assert 'a, evaluation, no exploration' in browser.find_element('css selector', 'figcaption').text
+    assert (
+        'a, evaluation, no exploration' in browser.find_element('css selector', 'figcaption').text
+    )
     assert 'all settings are the same' in browser.find_element('tag name', 'main').text

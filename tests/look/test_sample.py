@@ -46,7 +46,9 @@ def test_episodes_are_those_that_links_tell(kind, place, tmp_path):
         m.close()
 
 
-@pytest.mark.parametrize('kind', ['proportional', 'rank', 'uniform', 'sequences', 'hindsight', 'device'])
+@pytest.mark.parametrize(
+    'kind', ['proportional', 'rank', 'uniform', 'sequences', 'hindsight', 'device']
+)
 def test_probabilities_are_those_of_the_sampler(kind):
     replay = memory(kind)
     draw = contents(replay)['draw']
@@ -107,7 +109,9 @@ def test_a_reader_sees_what_the_writer_left(kind, tmp_path):
 
 
 def test_rows_that_are_overwritten_meanwhile_are_left_out(tmp_path):
-    writer = sampled(ExperienceReplay(bs=2, max_sz=100, store=Rows(tmp_path / 'm', spare=20)), rows_of(100))
+    writer = sampled(
+        ExperienceReplay(bs=2, max_sz=100, store=Rows(tmp_path / 'm', spare=20)), rows_of(100)
+    )
     reader = Timeline(100, Rows(tmp_path / 'm', mode='r', spare=20))
     take = reader.still_there
 
@@ -122,13 +126,18 @@ def test_rows_that_are_overwritten_meanwhile_are_left_out(tmp_path):
     writer.close()
 
 
-@pytest.mark.parametrize('make', [
-    lambda: Timeline(5),
-    lambda: PrioritizedReplay(bs=2, max_sz=5),
-    lambda: SequenceReplay(bs=2, max_sz=50, length=4),
-    lambda: ExperienceReplay(bs=2, max_sz=5, store=Frames(4)),
-    lambda: Mixture({n: ExperienceReplay(bs=2, max_sz=5) for n in 'ab'}, dict(a=0.5, b=0.5), bs=2),
-])
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda: Timeline(5),
+        lambda: PrioritizedReplay(bs=2, max_sz=5),
+        lambda: SequenceReplay(bs=2, max_sz=50, length=4),
+        lambda: ExperienceReplay(bs=2, max_sz=5, store=Frames(4)),
+        lambda: Mixture(
+            {n: ExperienceReplay(bs=2, max_sz=5) for n in 'ab'}, dict(a=0.5, b=0.5), bs=2
+        ),
+    ],
+)
 def test_an_empty_memory_says_so(make):
     m = make()
     assert all(s['lead'] == 'The memory is empty.' and not s['episodes'] for s in samples_of(m))
@@ -163,7 +172,10 @@ def test_sequences_have_their_first_steps_and_priorities():
     replay = memory('sequences')
     (s,) = samples_of(replay)
     assert s['unit'] == 'sequences' and s['settings']['burn_in'] == 2
-    assert all({'first', 'length', 'priority', 'probability', 'weight'} == {*e['spans']} for e in s['episodes'])
+    assert all(
+        {'first', 'length', 'priority', 'probability', 'weight'} == {*e['spans']}
+        for e in s['episodes']
+    )
     assert sum(len(e['spans']['first']) for e in s['episodes']) == len(replay)
 
 
@@ -189,7 +201,13 @@ def test_long_episodes_of_pictures_stay_within_the_bound():
 
 def test_wide_rows_stay_within_the_bound():
     replay = ExperienceReplay(bs=2, max_sz=20_000)
-    steps = rows_of(20_000, envs=8, length=1000, space=spaces.Box(-9, 9, (400,)), action=spaces.Box(-1, 1, (20,)))
+    steps = rows_of(
+        20_000,
+        envs=8,
+        length=1000,
+        space=spaces.Box(-9, 9, (400,)),
+        action=spaces.Box(-1, 1, (20,)),
+    )
     steps.rows['state'] = np.random.default_rng(0).normal(size=(20_000, 400))
     replay.add(steps)
     assert 100_000 < len(json_text(samples_of(replay))) < 2_100_000
@@ -221,7 +239,15 @@ def test_the_sample_is_the_same_for_the_same_seed():
     a, b, c = (memory_sample(replay, seed=seed) for seed in (0, 0, 1))
     assert a == b and a != c
     why = {w for e in a['episodes'] for w in e['why']}
-    assert why >= {'newest', 'longest', 'best', 'worst', 'sampled most', 'never sampled', 'at random'}
+    assert why >= {
+        'newest',
+        'longest',
+        'best',
+        'worst',
+        'sampled most',
+        'never sampled',
+        'at random',
+    }
 
 
 def test_numbers_have_six_digits_and_text_cannot_close_a_script():
@@ -326,7 +352,9 @@ def test_priorities_that_never_changed_are_remarked():
     assert any('was update_priorities called?' in t for t in texts(replay))
 
 
-@pytest.mark.parametrize('env', ['CartPole-v1', 'Pendulum-v1', 'Taxi-v4', 'Blackjack-v1', 'FrozenLake-v1'])
+@pytest.mark.parametrize(
+    'env', ['CartPole-v1', 'Pendulum-v1', 'Taxi-v4', 'Blackjack-v1', 'FrozenLake-v1']
+)
 @pytest.mark.parametrize('n', [100, 3000])
 def test_nothing_is_said_of_healthy_memories(env, n):
     from fastrl_replay.all import GymStepper

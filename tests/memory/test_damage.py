@@ -1,4 +1,5 @@
 """Files of a memory with one wrong bit or reference: mended, or named, and never a loop or rows that are gone without a word."""
+
 import numpy as np, pytest
 from gymnasium import spaces
 
@@ -14,99 +15,168 @@ from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.errors import StateError
 from fastrl_replay.steps.row_dtypes import step_dtype
 
+
 def rows(n, first=0):
-    block = np.zeros(n, step_dtype(spaces.Box(-np.inf, np.inf, (16,), np.float32), spaces.Discrete(2)))
-    block['reward'] = block['state'][:,0] = np.arange(first, first + n)
-    block['next_state'][:,0], block['step_n'], block['episode_n'] = block['reward'] + 1, block['reward'] + 1, 1
+    block = np.zeros(
+        n, step_dtype(spaces.Box(-np.inf, np.inf, (16,), np.float32), spaces.Discrete(2))
+    )
+    block['reward'] = block['state'][:, 0] = np.arange(first, first + n)
+    block['next_state'][:, 0], block['step_n'], block['episode_n'] = (
+        block['reward'] + 1,
+        block['reward'] + 1,
+        1,
+    )
     return Steps(block)
+
 
 def changed(path, dtype, change):
     a = np.fromfile(path, dtype)
     change(a)
     a.tofile(path)
 
+
 @pytest.fixture
 def damaged(tmp_path):
     "A memory of which one row refers to a frame that never was"
-    replay = ExperienceReplay(bs=12, max_sz=40, seed=0, store=Frames(path=tmp_path/'m'))
+    replay = ExperienceReplay(bs=12, max_sz=40, seed=0, store=Frames(path=tmp_path / 'm'))
     replay.add(rows(30))
     replay.close()
-    def change(a): a[20] ^= 1 << 8
-    changed(tmp_path/'m/data-1/references', np.uint32, change)
-    return tmp_path/'m'
+
+    def change(a):
+        a[20] ^= 1 << 8
+
+    changed(tmp_path / 'm/data-1/references', np.uint32, change)
+    return tmp_path / 'm'
+
 
 @pytest.mark.parametrize('mode', ['r', 'a'])
 def test_a_wrong_reference_to_a_frame_is_named(damaged, mode):
     replay = ExperienceReplay(bs=12, max_sz=40, seed=0, store=Frames(path=damaged, mode=mode))
-    for call in (lambda: [replay.sample() for _ in range(9)], lambda: replay.memory[:], lambda: memory_sample(replay),
-            lambda: replay.memory.still_there(replay.memory.keys), lambda: replay.memory.windows(replay.memory.keys, 3)):
-        with pytest.raises(StateError, match=f'{damaged}.* is damaged'): call()
+    for call in (
+        lambda: [replay.sample() for _ in range(9)],
+        lambda: replay.memory[:],
+        lambda: memory_sample(replay),
+        lambda: replay.memory.still_there(replay.memory.keys),
+        lambda: replay.memory.windows(replay.memory.keys, 3),
+    ):
+        with pytest.raises(StateError, match=f'{damaged}.* is damaged'):
+            call()
     replay.close()
 
+
 def test_a_wrong_reference_to_a_frame_is_named_by_pages(damaged, capsys, tmp_path):
-    assert main(['memory', str(damaged), '--html', str(tmp_path/'page.html')]) == 2
+    assert main(['memory', str(damaged), '--html', str(tmp_path / 'page.html')]) == 2
     assert f'{damaged} is damaged' in capsys.readouterr().err
     assert 'is damaged' in WatchedMemory(damaged).samples()[0]['lead']
 
+
 def counted(tmp_path):
-    replay = PrioritizedReplay(bs=4, max_sz=10, seed=0, store=Rows(tmp_path/'m', spare=7))
+    replay = PrioritizedReplay(bs=4, max_sz=10, seed=0, store=Rows(tmp_path / 'm', spare=7))
     replay.add(rows(25))
     replay.close()
-    return tmp_path/'m/data-1/counters'
+    return tmp_path / 'm/data-1/counters'
 
-@pytest.mark.parametrize('bit', range(0, 64*64, 53))
+
+@pytest.mark.parametrize('bit', range(0, 64 * 64, 53))
 def test_one_wrong_bit_in_the_counters_is_mended(bit, tmp_path):
     file = counted(tmp_path)
     whole = file.read_bytes()
-    def change(a): a[bit//8] ^= 1 << bit % 8
+
+    def change(a):
+        a[bit // 8] ^= 1 << bit % 8
+
     changed(file, np.uint8, change)
-    with pytest.raises(StateError, match='damaged counters'): len(PrioritizedReplay(max_sz=10, store=Rows(tmp_path/'m', mode='r')))
+    with pytest.raises(StateError, match='damaged counters'):
+        len(PrioritizedReplay(max_sz=10, store=Rows(tmp_path / 'm', mode='r')))
     with pytest.warns(UserWarning, match='one bit of the counters'):
-        replay = PrioritizedReplay(bs=4, max_sz=10, seed=0, store=Rows(tmp_path/'m', spare=7))
+        replay = PrioritizedReplay(bs=4, max_sz=10, seed=0, store=Rows(tmp_path / 'm', spare=7))
         assert replay.memory[:].reward.tolist() == [*range(15, 25)]
     replay.close()
     assert file.read_bytes() == whole
-    assert len(PrioritizedReplay(max_sz=10, store=Rows(tmp_path/'m', mode='r'))) == 10
+    assert len(PrioritizedReplay(max_sz=10, store=Rows(tmp_path / 'm', mode='r'))) == 10
+
 
 def test_more_wrong_bits_are_named(tmp_path):
     file = counted(tmp_path)
-    def change(a): a[1], a[20] = 3, 5
+
+    def change(a):
+        a[1], a[20] = 3, 5
+
     changed(file, np.int64, change)
     before = file.read_bytes()
     for mode in 'r', 'a':
-        with pytest.raises(StateError, match='damaged counters'): len(PrioritizedReplay(max_sz=10, store=Rows(tmp_path/'m', mode=mode)))
+        with pytest.raises(StateError, match='damaged counters'):
+            len(PrioritizedReplay(max_sz=10, store=Rows(tmp_path / 'm', mode=mode)))
     assert file.read_bytes() == before
+
 
 @pytest.mark.parametrize('counter', [0, 1])
 def test_a_count_that_was_never_allowed_is_named_after_a_kill(counter, tmp_path):
     "A writer that was killed leaves no checksum; rows that are reserved or counted can't be more than were allowed"
     file = counted(tmp_path)
-    def change(a): a[61], a[counter] = 0, a[counter] ^ 1 << 40
+
+    def change(a):
+        a[61], a[counter] = 0, a[counter] ^ 1 << 40
+
     changed(file, np.int64, change)
     for mode in 'r', 'a':
-        with pytest.raises(StateError, match='damaged counters'): len(PrioritizedReplay(max_sz=10, store=Rows(tmp_path/'m', mode=mode)))
+        with pytest.raises(StateError, match='damaged counters'):
+            len(PrioritizedReplay(max_sz=10, store=Rows(tmp_path / 'm', mode=mode)))
+
 
 @pytest.mark.parametrize('noise', [True, False])
 def test_a_page_of_damaged_links_is_no_page_of_other_rows(noise, tmp_path):
-    replay = ExperienceReplay(max_sz=40, store=Rows(tmp_path/'m'))
-    for i in range(100): replay.add_step(np.float32([i]), 0, 1., np.float32([i + (.5 if i % 10 == 9 else 1)]), i % 10 == 9)
+    replay = ExperienceReplay(max_sz=40, store=Rows(tmp_path / 'm'))
+    for i in range(100):
+        replay.add_step(
+            np.float32([i]), 0, 1.0, np.float32([i + (0.5 if i % 10 == 9 else 1)]), i % 10 == 9
+        )
     replay.close()
     rng = np.random.default_rng(0)
-    def change(a): a[:] = rng.integers(-2**31, 2**31, a.size) if noise else 0
-    changed(tmp_path/'m/data-1/link', np.int32, change)
-    with pytest.raises(StateError, match='damaged links'): memory_sample(ExperienceReplay(max_sz=40, store=Rows(tmp_path/'m', mode='r')))
 
-@pytest.mark.xfail(strict=True, reason='issue 46, C: a reader does not check links; a writer does. It is mended where loaded states are validated once')
+    def change(a):
+        a[:] = rng.integers(-(2**31), 2**31, a.size) if noise else 0
+
+    changed(tmp_path / 'm/data-1/link', np.int32, change)
+    with pytest.raises(StateError, match='damaged links'):
+        memory_sample(ExperienceReplay(max_sz=40, store=Rows(tmp_path / 'm', mode='r')))
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason='issue 46, C: a reader does not check links; a writer does. It is mended where loaded states are validated once',
+)
 def test_a_reader_takes_no_goals_along_damaged_links(tmp_path):
-    def obs(t): return {name: np.float32([x]) for name, x in dict(observation=t, achieved_goal=t, desired_goal=1000).items()}
-    def rewards(achieved, desired, info): return -(abs(achieved - desired)[..., 0] > .5).astype(np.float32)
-    def made(mode): return HindsightReplay(bs=32, max_sz=400, seed=0, share=1., reward=rewards, store=Rows(tmp_path/'m', mode=mode))
+    def obs(t):
+        return {
+            name: np.float32([x])
+            for name, x in dict(observation=t, achieved_goal=t, desired_goal=1000).items()
+        }
+
+    def rewards(achieved, desired, info):
+        return -(abs(achieved - desired)[..., 0] > 0.5).astype(np.float32)
+
+    def made(mode):
+        return HindsightReplay(
+            bs=32,
+            max_sz=400,
+            seed=0,
+            share=1.0,
+            reward=rewards,
+            store=Rows(tmp_path / 'm', mode=mode),
+        )
+
     replay = made('a')
     for e in range(30):
-        for t in range(6): replay.add_step(obs(e*10 + t), 0, -1., obs(e*10 + t + 1), False, t == 5)
+        for t in range(6):
+            replay.add_step(obs(e * 10 + t), 0, -1.0, obs(e * 10 + t + 1), False, t == 5)
     replay.close()
     rng = np.random.default_rng(0)
-    def change(a): a[:180] = rng.permutation(a[:180])
-    changed(tmp_path/'m/data-1/back', np.int32, change)
+
+    def change(a):
+        a[:180] = rng.permutation(a[:180])
+
+    changed(tmp_path / 'm/data-1/back', np.int32, change)
     with pytest.raises(StateError, match='damaged'):
-        for _ in range(20): made('r').sample()
+        for _ in range(20):
+            made('r').sample()

@@ -1,22 +1,33 @@
 """Keys of a replay in workers are given out once by the process that learns, whatever is closed or loaded."""
+
 from itertools import islice
 
 import numpy as np
 
-import fastrl_replay.all   # noqa: F401 (registers all stages)
+import fastrl_replay.all  # noqa: F401 (registers all stages)
 from fastrl_replay.envs.stepper import GymStepper
 from fastrl_replay.testing import through_file
 
-def build(): return GymStepper('CartPole-v1', seed=0).prioritized_replay(bs=4, max_sz=100, seed=0).parallel(2, chunk=2)
+
+def build():
+    return (
+        GymStepper('CartPole-v1', seed=0)
+        .prioritized_replay(bs=4, max_sz=100, seed=0)
+        .parallel(2, chunk=2)
+    )
+
 
 def learned(batches, n=9):
     found = []
     for batch in islice(batches, n):
-        batch.update_priorities(np.abs(batch.reward.numpy()) + batch.state[:,0].numpy()**2)
+        batch.update_priorities(np.abs(batch.reward.numpy()) + batch.state[:, 0].numpy() ** 2)
         found.append(batch)
     return found
 
-def keys_of(batches, rank): return [k for b in batches for k in b.index.tolist() if k % 2 == rank]
+
+def keys_of(batches, rank):
+    return [k for b in batches for k in b.index.tolist() if k % 2 == rank]
+
 
 def test_shards_that_went_back_draw_the_same_batches_under_new_keys():
     chain, fresh = build(), build()
@@ -28,12 +39,16 @@ def test_shards_that_went_back_draw_the_same_batches_under_new_keys():
     chain.load_state_dict(state)
     again = learned(iter(chain))
     chain.update_priorities(first[-1].index, np.full(4, 1e6))
-    assert all((a.state == b.state).all() and (a.weight == b.weight).all() for a, b in zip(first, again))
+    assert all(
+        (a.state == b.state).all() and (a.weight == b.weight).all() for a, b in zip(first, again)
+    )
     assert all(min(keys_of(again, rank)) > max(keys_of(first, rank)) for rank in range(2))
     assert chain.stats()['stale'] - stale >= 4
     fresh.load_state_dict(state)
     assert all((a.index == b.index).all() for a, b in zip(first, learned(iter(fresh))))
-    for c in chain, fresh: c.close()
+    for c in chain, fresh:
+        c.close()
+
 
 def test_shards_that_were_closed_begin_with_other_keys():
     chain = build()

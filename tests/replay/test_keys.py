@@ -1,4 +1,5 @@
 """Keys are never given out twice by a memory, whatever is cleared, loaded, closed or rewound; late feedback reaches no other row."""
+
 from itertools import islice
 
 import numpy as np, pytest, torch
@@ -18,45 +19,80 @@ from fastrl_replay.steps.errors import ArgumentError, StaleKey
 from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.testing import through_file
 
-BOX = spaces.Box(-np.inf, np.inf, (16,), np.float32)   # large enough for `Frames`
-GOALS = spaces.Dict(observation=spaces.Box(-1, 1, (2,)), achieved_goal=spaces.Box(-1, 1, (2,)), desired_goal=spaces.Box(-1, 1, (2,)))
+BOX = spaces.Box(-np.inf, np.inf, (16,), np.float32)  # large enough for `Frames`
+GOALS = spaces.Dict(
+    observation=spaces.Box(-1, 1, (2,)),
+    achieved_goal=spaces.Box(-1, 1, (2,)),
+    desired_goal=spaces.Box(-1, 1, (2,)),
+)
+
 
 def rows(n, first=0, space=BOX, length=5):
     "Rows whose reward is their number, in episodes of some steps"
     block = np.zeros(n, step_dtype(space, spaces.Discrete(2)))
     number = np.arange(first, first + n)
     block['reward'] = number
-    block['episode_n'], block['step_n'] = number//length + 1, number % length + 1
+    block['episode_n'], block['step_n'] = number // length + 1, number % length + 1
     block['truncated'] = number % length == length - 1
-    if space is BOX: block['state'][:,0], block['next_state'][:,0] = number, number + 1
-    else: block['next_state']['achieved_goal'][:,0], block['reward'] = number, -number   # far from the goal, which is 0
+    if space is BOX:
+        block['state'][:, 0], block['next_state'][:, 0] = number, number + 1
+    else:
+        block['next_state']['achieved_goal'][:, 0], block['reward'] = (
+            number,
+            -number,
+        )  # far from the goal, which is 0
     return Steps(block)
 
-def goal_rows(n, first=0): return rows(n, first, GOALS)
-def distance(achieved, desired, info): return -np.abs(achieved - desired).sum(-1)
+
+def goal_rows(n, first=0):
+    return rows(n, first, GOALS)
+
+
+def distance(achieved, desired, info):
+    return -np.abs(achieved - desired).sum(-1)
+
 
 KINDS = dict(
     uniform=lambda store=None: ExperienceReplay(bs=4, max_sz=12, seed=0, store=store),
     proportional=lambda store=None: PrioritizedReplay(bs=4, max_sz=12, seed=0, store=store),
     rank=lambda store=None: PrioritizedReplay(bs=4, max_sz=12, kind='rank', seed=0, store=store),
-    sequences=lambda store=None: SequenceReplay(bs=4, max_sz=12, length=3, burn_in=0, overlap=1, seed=0, store=store),
-    hindsight=lambda store=None: HindsightReplay(bs=4, max_sz=12, seed=0, reward=distance, store=store))
-STORES = dict(rows=lambda path: None, frames=lambda path: Frames(), disk=lambda path: Rows(path/'m', spare=9),
-    frames_on_disk=lambda path: Frames(path=path/'m', spare=9))
+    sequences=lambda store=None: SequenceReplay(
+        bs=4, max_sz=12, length=3, burn_in=0, overlap=1, seed=0, store=store
+    ),
+    hindsight=lambda store=None: HindsightReplay(
+        bs=4, max_sz=12, seed=0, reward=distance, store=store
+    ),
+)
+STORES = dict(
+    rows=lambda path: None,
+    frames=lambda path: Frames(),
+    disk=lambda path: Rows(path / 'm', spare=9),
+    frames_on_disk=lambda path: Frames(path=path / 'm', spare=9),
+)
 every_kind = pytest.mark.parametrize('kind', KINDS)
 every_store = pytest.mark.parametrize('store', STORES)
 
+
 def made(kind, store, path):
-    if kind == 'hindsight' and store.startswith('frames'): pytest.skip('goals are no frames')
+    if kind == 'hindsight' and store.startswith('frames'):
+        pytest.skip('goals are no frames')
     return KINDS[kind](STORES[store](path)), goal_rows if kind == 'hindsight' else rows
 
-def errors(batch): return np.abs(batch.reward.numpy()) % 7 + 1.
+
+def errors(batch):
+    return np.abs(batch.reward.numpy()) % 7 + 1.0
+
+
 def without_index(batch):
     "What a learner sees"
     return {n: x for n, x in batch.asdict().items() if n != 'index'}
+
+
 def alike(a, b):
-    if isinstance(a, dict): return a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
     return torch.equal(a, b)
+
 
 def learned(replay, block, first, n=4):
     "Batches of some updates, each of which tells the replay its errors; rows come in between"
@@ -65,8 +101,9 @@ def learned(replay, block, first, n=4):
         batch = replay.sample()
         found.append(batch)
         batch.update_priorities(errors(batch))
-        replay.add(block(2, first + 2*i))
+        replay.add(block(2, first + 2 * i))
     return found
+
 
 @every_store
 @every_kind
@@ -88,11 +125,13 @@ def test_a_memory_that_went_back_draws_the_same_batches_under_new_keys(kind, sto
     ring = 12 + (9 if 'disk' in store else 0)
     assert len(moved) == 1 and moved.pop() % ring == 0
 
+
 @every_store
 @every_kind
 def test_a_memory_that_has_given_out_no_keys_restores_those_that_were_saved(kind, store, tmp_path):
     replay, block = made(kind, store, tmp_path)
-    replay.add(block(15)); replay.sample()
+    replay.add(block(15))
+    replay.sample()
     state = through_file(replay.state_dict())
     first = learned(replay, block, 15)
     replay.close()
@@ -101,6 +140,7 @@ def test_a_memory_that_has_given_out_no_keys_restores_those_that_were_saved(kind
         new.load_state_dict(state)
         assert new.memory.inserted == 15 and new.memory.oldest == 3
     assert [b.index.tolist() for b in learned(new, block, 15)] == [b.index.tolist() for b in first]
+
 
 @every_store
 def test_keys_stay_where_no_row_came_since(store, tmp_path):
@@ -112,15 +152,18 @@ def test_keys_stay_where_no_row_came_since(store, tmp_path):
     batch.update_priorities(np.full(4, 1e3))
     assert replay.stale == 0
 
+
 def test_other_rows_under_keys_that_were_given_out_get_others():
     "A longer state of other rows, whose keys are newer, too"
     replay, other = (KINDS['proportional']() for _ in range(2))
-    replay.add(rows(8)); other.add(rows(12, 100))
+    replay.add(rows(8))
+    other.add(rows(12, 100))
     late = replay.sample()
     replay.load_state_dict(other.state_dict())
     late.update_priorities(np.full(4, 1e6))
     assert replay.stale == 4 and not replay.memory.valid(late.index).any()
     assert replay.stats()['inserted'] == 12 and replay.stats()['evicted'] == 0
+
 
 @every_kind
 def test_clear_goes_on_with_keys_in_the_slots_of_the_start(kind):
@@ -130,22 +173,28 @@ def test_clear_goes_on_with_keys_in_the_slots_of_the_start(kind):
     first = KINDS[kind]()
     replay.clear()
     assert len(replay) == 0 and replay.stats()['inserted'] == replay.stats()['evicted'] == 0
-    late.update_priorities(np.ones(errors(late).shape))   # of an empty memory
+    late.update_priorities(np.ones(errors(late).shape))  # of an empty memory
     keys = replay.add(block(14))
     assert keys[0] == 24 and (first.add(block(14)) + 24 == keys).all()
     late.update_priorities(np.full(errors(late).shape, 1e6))
-    assert replay.stale == 2*len(late)
+    assert replay.stale == 2 * len(late)
     for a, b in zip(learned(replay, block, 14), learned(first, block, 14)):
         assert alike(without_index(a), without_index(b)) and (a.index - b.index == 24).all()
-    with pytest.raises(StaleKey): replay.memory.take(late.index)
-    with pytest.raises(StaleKey): replay.memory.take([replay.memory.inserted])
+    with pytest.raises(StaleKey):
+        replay.memory.take(late.index)
+    with pytest.raises(StaleKey):
+        replay.memory.take([replay.memory.inserted])
+
 
 def test_a_warmup_begins_again_after_clear():
-    replay = ExperienceReplay([rows(4), rows(4, 4), rows(4, 8)]*2, bs=2, max_sz=20, warmup=6, ratio=1., seed=0)
+    replay = ExperienceReplay(
+        [rows(4), rows(4, 4), rows(4, 8)] * 2, bs=2, max_sz=20, warmup=6, ratio=1.0, seed=0
+    )
     assert len(list(replay)) > 0
     replay.clear()
     replay.add(rows(5))
     assert replay.stats()['inserted'] == 5
+
 
 def test_a_timeline_alone_gives_out_each_key_once():
     line = Timeline(5)
@@ -157,41 +206,51 @@ def test_a_timeline_alone_gives_out_each_key_once():
     line.clear()
     assert line.inserted == line.oldest == 20 and line.add(rows(2)).tolist() == [20, 21]
 
+
 def test_the_same_slots_where_an_own_sampler_has_more_room():
     from fastrl_replay.memory.priorities import Proportional
+
     replay = ExperienceReplay(bs=4, max_sz=12, sampler=Proportional(18, seed=0))
     replay.add(rows(15))
-    replay.update_priorities(np.arange(3, 15), np.arange(12.))
+    replay.update_priorities(np.arange(3, 15), np.arange(12.0))
     state = through_file(replay.state_dict())
     first = replay.sample()
     replay.add(rows(1, 15))
     replay.load_state_dict(state)
     assert alike(without_index(first), without_index(replay.sample()))
 
+
 def test_a_mixture_that_went_back():
-    def build(): return Mixture(dict(a=KINDS['proportional'](), b=KINDS['rank']()), bs=6)
+    def build():
+        return Mixture(dict(a=KINDS['proportional'](), b=KINDS['rank']()), bs=6)
+
     mixture = build()
-    mixture.add(rows(15), 'a'); mixture.add(rows(9, 100), 'b')
+    mixture.add(rows(15), 'a')
+    mixture.add(rows(9, 100), 'b')
     state = through_file(mixture.state_dict())
+
     def learned():
         for i in range(3):
             batch = mixture.sample()
             batch.update_priorities(errors(batch))
-            mixture.add(rows(2, 15 + 2*i), 'a')
+            mixture.add(rows(2, 15 + 2 * i), 'a')
             yield batch
+
     first, late = [*learned()], mixture.sample()
     mixture.load_state_dict(state)
     mixture.update_priorities(late.index[late.replay == 0], np.full(3, 1e6))
     assert mixture.replays['a'].stale == 3
-    assert mixture.replays['b'].memory.keys.tolist() == list(range(9))   # no row came there since
+    assert mixture.replays['b'].memory.keys.tolist() == list(range(9))  # no row came there since
     assert all(alike(without_index(a), without_index(b)) for a, b in zip(first, learned()))
 
+
 def test_batches_that_were_drawn_ahead_tell_their_rows():
-    def run(batches): # as a learner does
+    def run(batches):  # as a learner does
         for batch in islice(batches, 9):
             batch.update_priorities(errors(batch))
             yield batch
-    source = [rows(3, 3*i) for i in range(200)]
+
+    source = [rows(3, 3 * i) for i in range(200)]
     chain = Prefetch(PrioritizedReplay(source, bs=4, max_sz=12, seed=0), 2)
     batches = iter(chain)
     assert len([*run(batches)]) == 9
@@ -203,10 +262,14 @@ def test_batches_that_were_drawn_ahead_tell_their_rows():
     assert len({int(k) for a, b in zip(first, again) for k in b.index - a.index} - {0}) == 1
     assert again[0].index.min() > first[-1].index.max()
 
+
 @pytest.mark.parametrize('frames', [False, True])
 def test_a_directory_that_was_closed_and_rewound_elsewhere(frames, tmp_path):
     "The keys go on where nobody went back meanwhile, or begin anew"
-    def build(): return KINDS['proportional']((Frames if frames else Rows)(path=tmp_path/'m', spare=9))
+
+    def build():
+        return KINDS['proportional']((Frames if frames else Rows)(path=tmp_path / 'm', spare=9))
+
     replay = build()
     replay.add(rows(10))
     state, late = through_file(replay.state_dict()), None
@@ -214,11 +277,13 @@ def test_a_directory_that_was_closed_and_rewound_elsewhere(frames, tmp_path):
     late = replay.sample()
     replay.close()
     late.update_priorities(np.ones(4))
-    assert replay.stale == 0 and replay.memory.inserted == 14   # it is open again
+    assert replay.stale == 0 and replay.memory.inserted == 14  # it is open again
     replay.close()
     other = build()
     other.load_state_dict(state)
-    assert other.add(rows(6, 50)).tolist() == list(range(10, 16))   # a new process, which has given out none
+    assert other.add(rows(6, 50)).tolist() == list(
+        range(10, 16)
+    )  # a new process, which has given out none
     other.close()
     late.update_priorities(np.full(4, 1e6))
     assert replay.stale == 4 and replay.memory.oldest > late.index.max()
@@ -226,29 +291,38 @@ def test_a_directory_that_was_closed_and_rewound_elsewhere(frames, tmp_path):
     last = replay.add(rows(1, 60))
     replay.close()
     again = build()
-    assert again.memory.keys.tolist() == list(range(5, 17)) and again.memory[-1:].reward == 60 and last % 21 == 16
+    assert (
+        again.memory.keys.tolist() == list(range(5, 17))
+        and again.memory[-1:].reward == 60
+        and last % 21 == 16
+    )
+
 
 def test_a_reader_whose_writer_went_back(tmp_path):
-    writer = KINDS['proportional'](Rows(tmp_path/'m', spare=9))
+    writer = KINDS['proportional'](Rows(tmp_path / 'm', spare=9))
     writer.add(rows(10))
     state = through_file(writer.state_dict())
-    reader = KINDS['proportional'](Rows(tmp_path/'m', mode='r'))
+    reader = KINDS['proportional'](Rows(tmp_path / 'm', mode='r'))
     writer.add(rows(4, 10))
     late = reader.sample()
     writer.load_state_dict(state)
     writer.add(rows(8, 50))
     late.update_priorities(np.full(4, 1e6))
     assert reader.stale == 4 and reader.memory.oldest > late.index.max()
-    assert reader.sample().reward.max() < 60 and reader.memory[:].reward.tolist()[-8:] == [*range(50, 58)]
+    assert reader.sample().reward.max() < 60 and reader.memory[:].reward.tolist()[-8:] == [
+        *range(50, 58)
+    ]
+
 
 def test_clear_lets_go_of_an_open_directory(tmp_path):
-    replay = KINDS['proportional'](Rows(tmp_path/'m'))
+    replay = KINDS['proportional'](Rows(tmp_path / 'm'))
     replay.add(rows(10))
     late = replay.sample()
     replay.clear()
-    assert replay.batches == 0 and len(replay) == 10   # what lies on disk stays there
+    assert replay.batches == 0 and len(replay) == 10  # what lies on disk stays there
     late.update_priorities(np.ones(4))
     assert replay.stale == 0 and replay.add(rows(1, 10)).tolist() == [10]
+
 
 @every_store
 @pytest.mark.parametrize('seed', range(4))
@@ -266,59 +340,89 @@ def test_no_key_ever_stands_for_two_rows(store, seed, tmp_path):
             keys = replay.add(rows(n, number))
             number += n
             assert not {*keys.tolist()} & given.keys()
-        elif do == 3: states.append(through_file(replay.state_dict()))
+        elif do == 3:
+            states.append(through_file(replay.state_dict()))
         elif do == 4 and states:
-            try: replay.load_state_dict(states[int(rng.integers(len(states)))])
-            except ValueError: assert 'disk' in store   # its rows were replaced
-        elif do == 5 and 'disk' not in store: replay.clear()
-        elif do == 6: replay.close()
-        for key, reward in zip(replay.memory.keys.tolist(), replay.memory.reward.tolist() if len(replay.memory) else ()):
+            try:
+                replay.load_state_dict(states[int(rng.integers(len(states)))])
+            except ValueError:
+                assert 'disk' in store  # its rows were replaced
+        elif do == 5 and 'disk' not in store:
+            replay.clear()
+        elif do == 6:
+            replay.close()
+        for key, reward in zip(
+            replay.memory.keys.tolist(), replay.memory.reward.tolist() if len(replay.memory) else ()
+        ):
             assert given.setdefault(key, reward) == reward
         if len(replay) >= 4:
             batch = replay.sample()
             late = rng.choice([*given], 4)
-            if kind != 'sequences': replay.update_priorities(late, np.ones(4))
+            if kind != 'sequences':
+                replay.update_priorities(late, np.ones(4))
             assert (np.isin(batch.index, [*given])).all()
 
+
 # ---- what is refused for one replay changes no other ----
+
 
 def test_errors_that_one_replay_of_a_mixture_refuses_change_none():
     def build():
         mixture = Mixture(dict(a=KINDS['proportional'](), b=KINDS['rank']()), bs=6)
-        mixture.add(rows(10), 'a'); mixture.add(rows(10, 100), 'b')
+        mixture.add(rows(10), 'a')
+        mixture.add(rows(10, 100), 'b')
         return mixture
+
     mixture, same = build(), build()
-    batch = mixture.sample(); same.sample()
+    batch = mixture.sample()
+    same.sample()
     td = np.ones(6)
-    td[batch.replay == 1] = 1e308   # no priority can be as large
-    with pytest.raises(ArgumentError): batch.update_priorities(td)
+    td[batch.replay == 1] = 1e308  # no priority can be as large
+    with pytest.raises(ArgumentError):
+        batch.update_priorities(td)
     assert alike(mixture.sample().asdict(), same.sample().asdict())
+
 
 # ---- weights of a mixture ----
 
+
 def test_a_mixture_keeps_the_weights_of_a_whole_memory():
     "With weight_norm='memory' the largest weight that there could be is 1, whether it is drawn or not"
-    def build(norm): return PrioritizedReplay(bs=4, max_sz=50, alpha=1., beta=1., eps=0., weight_norm=norm, seed=0)
+
+    def build(norm):
+        return PrioritizedReplay(
+            bs=4, max_sz=50, alpha=1.0, beta=1.0, eps=0.0, weight_norm=norm, seed=0
+        )
+
     replays = dict(a=build('memory'), b=build('memory'))
-    for r in replays.values(): r.update_priorities(r.add(rows(50)), [*[9.]*49, 1.])
+    for r in replays.values():
+        r.update_priorities(r.add(rows(50)), [*[9.0] * 49, 1.0])
     batch = Mixture(replays, bs=4).sample()
-    assert 49 not in batch.reward and torch.allclose(batch.weight, torch.full((4,), 1/9))
+    assert 49 not in batch.reward and torch.allclose(batch.weight, torch.full((4,), 1 / 9))
     replays = dict(a=build('batch'), b=build('batch'))
-    for r in replays.values(): r.update_priorities(r.add(rows(50)), [*[9.]*49, 1.])
+    for r in replays.values():
+        r.update_priorities(r.add(rows(50)), [*[9.0] * 49, 1.0])
     assert Mixture(replays, bs=4).sample().weight.max() == 1
+
 
 def test_a_shard_whose_priorities_are_all_0_takes_no_draws():
     "As long as others have some"
     import pickle
     from fastrl_replay.parallel.coordinator import Coordinator
-    def build(): return PrioritizedReplay(bs=4, max_sz=50, alpha=1., eps=0., seed=0)
+
+    def build():
+        return PrioritizedReplay(bs=4, max_sz=50, alpha=1.0, eps=0.0, seed=0)
+
     shards = [build(), build()]
-    for r in shards: r.add(rows(50))
+    for r in shards:
+        r.add(rows(50))
     shards[0].update_priorities(range(50), np.zeros(50))
+
     def split():
-        coordinator = Coordinator('here', pickle.dumps(build()), [None]*2)
+        coordinator = Coordinator('here', pickle.dumps(build()), [None] * 2)
         coordinator.statuses = [r.totals() for r in shards]
         return dict(coordinator.split(100))
+
     assert split() == {1: 100}
     shards[1].update_priorities(range(50), np.zeros(50))
     assert {*split()} == {0, 1} and sum(split().values()) == 100

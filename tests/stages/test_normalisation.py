@@ -1,4 +1,5 @@
 "Normalisation: the statistics of Stable-Baselines3 on the same stream; saved, sent to workers, shared with target networks, frozen in evaluations."
+
 import copy
 from itertools import islice
 
@@ -7,59 +8,110 @@ from gymnasium import spaces
 from hypothesis import given, strategies as st
 from torch import nn
 
-from fastrl_replay.all import (BlockError, Critics, EpsGreedy, GymStepper, Items, Normalised, RecurrentNet, RewardNorm, SquashedGaussian,
-    StateError, StateNorm, Steps, actor_net, evaluate, script, scripted_steps, value_net)
+from fastrl_replay.all import (
+    BlockError,
+    Critics,
+    EpsGreedy,
+    GymStepper,
+    Items,
+    Normalised,
+    RecurrentNet,
+    RewardNorm,
+    SquashedGaussian,
+    StateError,
+    StateNorm,
+    Steps,
+    actor_net,
+    evaluate,
+    script,
+    scripted_steps,
+    value_net,
+)
 from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.recipes import Agent
 from fastrl_replay.steps.settings import SettingsError
 from fastrl_replay.testing import through_file
 from strategies import cases
 
-def pendulum(): return gym.wrappers.TimeLimit(gym.make('Pendulum-v1').unwrapped, 37)
-def torque(obs): return np.clip(2*np.asarray(obs)[..., 1:2], -2, 2).astype(np.float32)
+
+def pendulum():
+    return gym.wrappers.TimeLimit(gym.make('Pendulum-v1').unwrapped, 37)
+
+
+def torque(obs):
+    return np.clip(2 * np.asarray(obs)[..., 1:2], -2, 2).astype(np.float32)
+
+
 BOX = spaces.Box(-np.inf, np.inf, (2,))
+
 
 @pytest.mark.parametrize('envs', [1, 3])
 def test_statistics_are_those_of_vecnormalize_on_the_same_stream(envs):
     "Means, variances, the variance of returns, and what they make of states and rewards, to 1e-6"
     vec_env = pytest.importorskip('stable_baselines3.common.vec_env')
-    venv = vec_env.VecNormalize(vec_env.DummyVecEnv([pendulum]*envs), gamma=.9)
-    states, rewards = StateNorm(pendulum().observation_space), RewardNorm(gamma=.9)
-    blocks = GymStepper([pendulum]*envs, torque, seed=3).update_norms(states, rewards)
+    venv = vec_env.VecNormalize(vec_env.DummyVecEnv([pendulum] * envs), gamma=0.9)
+    states, rewards = StateNorm(pendulum().observation_space), RewardNorm(gamma=0.9)
+    blocks = GymStepper([pendulum] * envs, torque, seed=3).update_norms(states, rewards)
     venv.seed(3)
     obs = venv.reset() is not None and venv.get_original_obs()
     for i, block in enumerate(islice(blocks, 200)):
         np.testing.assert_array_equal(block.rows['state'], obs)
         m = states.moments[0]
-        for ours, theirs in (m.mean, venv.obs_rms.mean), (m.var, venv.obs_rms.var), (m.count, venv.obs_rms.count):   # of all states up to this one
+        for ours, theirs in (
+            (m.mean, venv.obs_rms.mean),
+            (m.var, venv.obs_rms.var),
+            (m.count, venv.obs_rms.count),
+        ):  # of all states up to this one
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(states(block.state), venv.normalize_obs(obs), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            states(block.state), venv.normalize_obs(obs), rtol=1e-5, atol=1e-6
+        )
         venv.step(torque(obs))
         obs = venv.get_original_obs()
         r = rewards.moments
-        for ours, theirs in (r.mean, venv.ret_rms.mean), (r.var, venv.ret_rms.var), (r.count, venv.ret_rms.count):
+        for ours, theirs in (
+            (r.mean, venv.ret_rms.mean),
+            (r.var, venv.ret_rms.var),
+            (r.count, venv.ret_rms.count),
+        ):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(rewards(block.reward), venv.normalize_reward(venv.get_original_reward()), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            rewards(block.reward),
+            venv.normalize_reward(venv.get_original_reward()),
+            rtol=1e-5,
+            atol=1e-6,
+        )
     assert i == 199 and sum(block.rows['episode_n'] > 5) == envs
+
 
 @cases(60)
 @given(st.lists(st.lists(st.integers(-50, 50), max_size=7), min_size=1, max_size=9))
 def test_blocks_of_any_size_give_the_same_statistics(blocks):
     "However a stream is cut"
     norm, whole = StateNorm(spaces.Box(-99, 99, (1,))), StateNorm(spaces.Box(-99, 99, (1,)))
-    for b in blocks: norm.update(np.array(b, np.float32).reshape(-1, 1))
+    for b in blocks:
+        norm.update(np.array(b, np.float32).reshape(-1, 1))
     x = np.array(sum(blocks, []), np.float32).reshape(-1, 1)
     whole.update(x)
-    for a, b in zip(norm.buffers(), whole.buffers()): torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-7)
-    if len(x): np.testing.assert_allclose(norm.moments[0].var, x.var(0), rtol=1e-3, atol=.3)
+    for a, b in zip(norm.buffers(), whole.buffers()):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-7)
+    if len(x):
+        np.testing.assert_allclose(norm.moments[0].var, x.var(0), rtol=1e-3, atol=0.3)
+
 
 def test_flags_are_left_as_they_are():
     "was: a Box of bool was among the parts to normalise, and each block was refused"
     space = spaces.Dict(a=spaces.Box(-9, 9, (2,), np.float32), b=spaces.Box(0, 1, (3,), bool))
     norm = StateNorm(space)
     norm.update(dict(a=np.ones((4, 2), np.float32), b=np.ones((4, 3), bool)))
-    assert norm.names == ['a'] and norm(dict(a=torch.ones(4, 2), b=torch.ones(4, 3, dtype=torch.bool)))['b'].dtype == torch.bool
-    with pytest.raises(ValueError, match='there is nothing to normalise'): StateNorm(space['b'])
+    assert (
+        norm.names == ['a']
+        and norm(dict(a=torch.ones(4, 2), b=torch.ones(4, 3, dtype=torch.bool)))['b'].dtype
+        == torch.bool
+    )
+    with pytest.raises(ValueError, match='there is nothing to normalise'):
+        StateNorm(space['b'])
+
 
 def test_a_block_that_is_refused_counts_nothing():
     "NaN in states or rewards is named, and statistics stay"
@@ -70,101 +122,161 @@ def test_a_block_that_is_refused_counts_nothing():
     stage.update(good)
     before = copy.deepcopy(stage.snapshot())
     for block, what in (bad, "column 'state', row 0"), (worse, "column 'reward', row 0"):
-        with pytest.raises(BlockError, match=what): stage.update(block)
+        with pytest.raises(BlockError, match=what):
+            stage.update(block)
     assert str(stage.snapshot()) == str(before)
+
 
 def test_a_state_of_other_statistics_is_refused():
     "Another shape, NaN, or statistics where there should be none"
     stage = lambda *a: Items([]).update_norms(*a)
     own = stage(StateNorm(BOX), RewardNorm())
     state = own.state_dict()
-    for other in stage(StateNorm(spaces.Box(-1, 1, (3,))), RewardNorm()), stage(StateNorm(BOX)), stage(None, RewardNorm()):
-        with pytest.raises(StateError): other.load_state_dict(state)
-    state['own']['states'][0][1][0] = -1.
-    with pytest.raises(StateError, match="states"): own.load_state_dict(state)
+    for other in (
+        stage(StateNorm(spaces.Box(-1, 1, (3,))), RewardNorm()),
+        stage(StateNorm(BOX)),
+        stage(None, RewardNorm()),
+    ):
+        with pytest.raises(StateError):
+            other.load_state_dict(state)
+    state['own']['states'][0][1][0] = -1.0
+    with pytest.raises(StateError, match="states"):
+        own.load_state_dict(state)
+
 
 def sac_chain(n_step=1):
     env = pendulum()
-    states, rewards = StateNorm(env.observation_space), RewardNorm(.99)
+    states, rewards = StateNorm(env.observation_space), RewardNorm(0.99)
     torch.manual_seed(0)
     actor = Normalised(states, actor_net(env.observation_space, env.action_space, (8,), True))
     critics = Normalised(states, Critics(env.observation_space, env.action_space, (8,)))
-    steps = GymStepper([pendulum]*2, SquashedGaussian(actor, env.action_space, seed=1), seed=0).update_norms(states, rewards)
-    if n_step > 1: steps = steps.n_step(n_step, .99)
-    return steps.prioritized_replay(bs=16, max_sz=500, warmup=20, seed=2).scale_rewards(rewards).sac(actor, critics, env.action_space, seed=4)
+    steps = GymStepper(
+        [pendulum] * 2, SquashedGaussian(actor, env.action_space, seed=1), seed=0
+    ).update_norms(states, rewards)
+    if n_step > 1:
+        steps = steps.n_step(n_step, 0.99)
+    return (
+        steps.prioritized_replay(bs=16, max_sz=500, warmup=20, seed=2)
+        .scale_rewards(rewards)
+        .sac(actor, critics, env.action_space, seed=4)
+    )
+
 
 @pytest.mark.parametrize('n_step', [1, 3])
 def test_a_chain_goes_on_exactly_with_its_statistics(n_step):
     "Records after a restart are those of the chain that went on"
     a, b = sac_chain(n_step), sac_chain(n_step)
     it = iter(a)
-    for _ in islice(it, 60): pass
+    for _ in islice(it, 60):
+        pass
     b.load_state_dict(through_file(a.state_dict()))
     assert list(islice(it, 30)) == list(islice(b, 30))
+
 
 def test_target_networks_have_the_statistics_of_their_models():
     "The very same layer: after updates, after a restart, in a copy"
     a = sac_chain()
-    for _ in islice(a, 30): pass
+    for _ in islice(a, 30):
+        pass
     assert a.target.norm is a.critics.norm is a.actor.norm and a.target.net is not a.critics.net
     assert not torch.equal(a.target.net.layers[0].weight, a.critics.net.layers[0].weight)
     assert a.critics.norm.moments[0].count > 30
     twin = copy.deepcopy(a)
     assert twin.target.norm is twin.critics.norm is twin.actor.norm is not a.actor.norm
 
+
 def test_what_is_drawn_is_scaled_and_what_is_stored_is_not():
     "Rows stay as they came; a batch knows its replay"
-    rewards = RewardNorm(.9)
-    pipe = Items(scripted_steps([script(3, -2, 1)], 40)).update_norms(rewards=rewards).prioritized_replay(bs=4, max_sz=50, warmup=10, seed=0).scale_rewards(rewards)
+    rewards = RewardNorm(0.9)
+    pipe = (
+        Items(scripted_steps([script(3, -2, 1)], 40))
+        .update_norms(rewards=rewards)
+        .prioritized_replay(bs=4, max_sz=50, warmup=10, seed=0)
+        .scale_rewards(rewards)
+    )
     for batch in pipe:
         raw = pipe.source.memory.take(batch.index)
-        torch.testing.assert_close(batch.reward, (raw.reward/float(rewards.moments.std(1e-8))).clamp(-10, 10))
+        torch.testing.assert_close(
+            batch.reward, (raw.reward / float(rewards.moments.std(1e-8))).clamp(-10, 10)
+        )
         batch.update_priorities(np.ones(4))
     assert isinstance(batch, Steps) and len(batch.weight) == 4
 
+
 def test_sequences_are_scaled_with_what_belongs_to_them():
     "Rewards of all steps; keys, weights and the hidden state are there"
-    rewards, net = RewardNorm(.9), RecurrentNet(BOX, spaces.Discrete(3), 4)
-    pipe = (Items(scripted_steps([script(6)], 60)).update_norms(rewards=rewards)
-            .sequence_replay(bs=2, max_sz=50, length=4, burn_in=1, overlap=2, seed=0).scale_rewards(rewards).r2d2(Normalised(StateNorm(BOX), net)))
+    rewards, net = RewardNorm(0.9), RecurrentNet(BOX, spaces.Discrete(3), 4)
+    pipe = (
+        Items(scripted_steps([script(6)], 60))
+        .update_norms(rewards=rewards)
+        .sequence_replay(bs=2, max_sz=50, length=4, burn_in=1, overlap=2, seed=0)
+        .scale_rewards(rewards)
+        .r2d2(Normalised(StateNorm(BOX), net))
+    )
     assert all(np.isfinite(r['loss']) for r in islice(pipe, 3))
+
 
 def test_policies_in_workers_have_the_statistics_of_this_process():
     "Sent with the weights; evaluation leaves them alone"
     norm = StateNorm(gym.make('CartPole-v1').observation_space)
     net = Normalised(norm, value_net(norm.space, spaces.Discrete(2), (8,)))
-    with GymStepper('CartPole-v1', Means(net), seed=0).parallel(2, chunk=2, method='fork').update_norms(norm) as pipe:
+    with (
+        GymStepper('CartPole-v1', Means(net), seed=0)
+        .parallel(2, chunk=2, method='fork')
+        .update_norms(norm) as pipe
+    ):
         means = [float(b['mean'][0]) for b in islice(pipe, 30)]
     assert means[0] == 0 and len(set(means)) > 4
     before = copy.deepcopy(norm.state_dict())
-    evaluate(EpsGreedy(net, 0., 0), 'CartPole-v1', 3)
+    evaluate(EpsGreedy(net, 0.0, 0), 'CartPole-v1', 3)
     assert all(torch.equal(before[k], v) for k, v in norm.state_dict().items())
+
 
 class Means(nn.Module):
     def __init__(self, net):
         super().__init__()
         self.net = net
+
     def forward(self, state):
         best = self.net(state).argmax(1)
         return dict(action=best, mean=self.net.norm.moments[0].mean[:1].repeat(len(state)))
 
+
 def test_counting_in_a_worker_is_refused():
     "Its statistics would stay there"
-    with GymStepper('CartPole-v1', seed=0).update_norms(StateNorm(gym.make('CartPole-v1').observation_space)).parallel(1, method='fork') as pipe:
-        with pytest.raises(Exception, match='UpdateNorms: in a worker its statistics would stay there'): next(iter(pipe))
+    with (
+        GymStepper('CartPole-v1', seed=0)
+        .update_norms(StateNorm(gym.make('CartPole-v1').observation_space))
+        .parallel(1, method='fork') as pipe
+    ):
+        with pytest.raises(
+            Exception, match='UpdateNorms: in a worker its statistics would stay there'
+        ):
+            next(iter(pipe))
+
 
 ON = dict(normalise_states=True, normalise_rewards=True)
-SMALL = {'cartpole': dict(steps=600, warmup=100, train_every=64), 'cartpole-per': dict(steps=300, warmup=50, train_every=1), 'pendulum-sac': dict(steps=150, warmup=50),
-    'pendulum-td3': dict(steps=150, warmup=50), 'cartpole-r2d2': dict(steps=600, warmup=300)}
+SMALL = {
+    'cartpole': dict(steps=600, warmup=100, train_every=64),
+    'cartpole-per': dict(steps=300, warmup=50, train_every=1),
+    'pendulum-sac': dict(steps=150, warmup=50),
+    'pendulum-td3': dict(steps=150, warmup=50),
+    'cartpole-r2d2': dict(steps=600, warmup=300),
+}
+
 
 @pytest.mark.parametrize('name', SMALL)
 def test_recipes_have_normalisation_as_settings(name):
     "Off by default; with it, statistics of each step, the same after a restart, and none of evaluations"
     small = SMALL[name]
-    assert not any(k in repr(Agent(recipe(name, **small).settings).pipe) for k in ('norm(', 'update_norms', 'scale_rewards'))
+    assert not any(
+        k in repr(Agent(recipe(name, **small).settings).pipe)
+        for k in ('norm(', 'update_norms', 'scale_rewards')
+    )
     a, b = (Agent(recipe(name, **small, **ON).settings) for _ in range(2))
     it = iter(a.pipe)
-    for _ in islice(it, 20): pass
+    for _ in islice(it, 20):
+        pass
     norm = next(m for m in a.model.modules() if isinstance(m, StateNorm))
     assert int(norm.moments[0].count) == a.journal.steps == int(a.rewards.moments.count)
     b.load_state_dict(through_file(a.state_dict()))
@@ -172,19 +284,38 @@ def test_recipes_have_normalisation_as_settings(name):
     assert evaluate(a, 2).tolist() == evaluate(b, 2).tolist() and norm.moments[0].count == count
     assert list(islice(it, 10)) == list(islice(b.pipe, 10))
 
+
 @pytest.mark.parametrize('change', [dict(shards=2), dict(data='recordings')])
 @pytest.mark.parametrize('key', ON)
 def test_recipes_refuse_normalisation_where_steps_are_elsewhere(key, change):
     "Shards, recorded rows"
-    with pytest.raises(SettingsError, match=f"setting '{key}'"): Agent(recipe('cartpole', **{key: True}, **change).settings)
+    with pytest.raises(SettingsError, match=f"setting '{key}'"):
+        Agent(recipe('cartpole', **{key: True}, **change).settings)
+
 
 def test_returns_of_environments_with_large_numbers_take_no_more_room():
     "Four episodes each of new env_ids, up to the largest; what is saved are the two that go on"
+
     def rows(ids, ended):
-        block = np.zeros(len(ids), [('reward', 'f4'), ('env_id', 'i4'), ('step_n', 'i4'), ('terminated', '?'), ('truncated', '?')])
-        block['env_id'], block['reward'], block['step_n'], block['terminated'] = ids, 1 + np.arange(len(ids)), 2, ended
+        block = np.zeros(
+            len(ids),
+            [
+                ('reward', 'f4'),
+                ('env_id', 'i4'),
+                ('step_n', 'i4'),
+                ('terminated', '?'),
+                ('truncated', '?'),
+            ],
+        )
+        block['env_id'], block['reward'], block['step_n'], block['terminated'] = (
+            ids,
+            1 + np.arange(len(ids)),
+            2,
+            ended,
+        )
         return block
-    norm, same = RewardNorm(.5), RewardNorm(.5)
+
+    norm, same = RewardNorm(0.5), RewardNorm(0.5)
     last = 2**24 - 1
     for i in range(4):
         norm.update(rows([last, i + 7, 3, last], [False, True, False, False]))
@@ -192,9 +323,10 @@ def test_returns_of_environments_with_large_numbers_take_no_more_room():
     assert norm.moments.std(0) == same.moments.std(0)
     env = GymStepper('CartPole-v1', seed=0).update_norms(rewards=norm)
     state = through_file(env.state_dict())
-    copy = GymStepper('CartPole-v1', seed=0).update_norms(rewards=RewardNorm(.5))
+    copy = GymStepper('CartPole-v1', seed=0).update_norms(rewards=RewardNorm(0.5))
     copy.load_state_dict(state)
-    for n in norm, copy.rewards: n.update(rows([last, 3, 5], [True, True, True]))
+    for n in norm, copy.rewards:
+        n.update(rows([last, 3, 5], [True, True, True]))
     same.update(rows([2, 0, 4], [True, True, True]))
     assert norm.moments.std(0) == copy.rewards.moments.std(0) == same.moments.std(0)
     assert sum(a.nbytes for a in vars(norm).values() if isinstance(a, np.ndarray)) < 200

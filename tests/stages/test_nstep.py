@@ -1,4 +1,5 @@
 """`NStep` against a judge that sees the whole stream at once, and at every edge that episodes, environments and blocks have."""
+
 import math, pickle
 
 import numpy as np, pytest
@@ -10,222 +11,337 @@ from fastrl_replay.steps.row_dtypes import extend_dtype
 from fastrl_replay.testing import same, through_file
 from strategies import bits, cases, numbers
 
-Box,Discrete = spaces.Box,spaces.Discrete
+Box, Discrete = spaces.Box, spaces.Discrete
 KINDS = dict(
-    cartpole = step_dtype(Box(-1, 1, (4,)), Discrete(2)),
-    odd      = step_dtype(Box(0, 255, (9,), np.uint8), Box(0, 1, (), np.int8)),
-    nested   = step_dtype(spaces.Dict(a=Box(-1, 1, (3,), np.float16), b=spaces.Tuple([Box(-1, 1, (), np.float64), Box(0, 9, (5,), np.uint8)])),
-                          spaces.Tuple([Discrete(3), spaces.MultiBinary(3)]), logp='f8', hidden=('f2',(2,))),
-    empty    = step_dtype(Box(0, 1, (0,)), Discrete(2)))
+    cartpole=step_dtype(Box(-1, 1, (4,)), Discrete(2)),
+    odd=step_dtype(Box(0, 255, (9,), np.uint8), Box(0, 1, (), np.int8)),
+    nested=step_dtype(
+        spaces.Dict(
+            a=Box(-1, 1, (3,), np.float16),
+            b=spaces.Tuple([Box(-1, 1, (), np.float64), Box(0, 9, (5,), np.uint8)]),
+        ),
+        spaces.Tuple([Discrete(3), spaces.MultiBinary(3)]),
+        logp='f8',
+        hidden=('f2', (2,)),
+    ),
+    empty=step_dtype(Box(0, 1, (0,)), Discrete(2)),
+)
+
 
 def episode(*rewards, ends='terminated', env=0, number=1, start=1, dtype=KINDS['cartpole']):
     "An episode, or a part of one, as a block"
     rows = numbers(len(rewards), dtype, sum(map(int, rewards)))
-    rows['reward'],rows['env_id'],rows['episode_n'],rows['step_n'] = rewards,env,number,np.arange(len(rewards)) + start
-    rows['terminated'],rows['truncated'],rows['total_reward'] = False,False,np.cumsum(rewards)
-    if ends: rows[ends][-1] = True
+    rows['reward'], rows['env_id'], rows['episode_n'], rows['step_n'] = (
+        rewards,
+        env,
+        number,
+        np.arange(len(rewards)) + start,
+    )
+    rows['terminated'], rows['truncated'], rows['total_reward'] = False, False, np.cumsum(rewards)
+    if ends:
+        rows[ends][-1] = True
     return Steps(rows)
 
-def table(blocks, *columns): return [b[c].tolist() for b in blocks for c in columns]
-def one_by_one(steps): return [steps[i:i+1] for i in range(len(steps))]
+
+def table(blocks, *columns):
+    return [b[c].tolist() for b in blocks for c in columns]
+
+
+def one_by_one(steps):
+    return [steps[i : i + 1] for i in range(len(steps))]
+
 
 # ---- the judge ----
+
 
 def judge(rows, n, gamma, ended=False):
     "What must come out, in order, of each start that is complete; where the data has ended, of the others after them, as of episodes that broke off"
     out = []
-    for i,start in enumerate(rows):
-        window,by,broken = [i],None,False
+    for i, start in enumerate(rows):
+        window, by, broken = [i], None, False
         for j in range(i, len(rows)):
             r = rows[j]
-            if r['env_id'] != start['env_id']: continue
+            if r['env_id'] != start['env_id']:
+                continue
             if j > i:
                 last = rows[window[-1]]
-                if r['step_n'] <= last['step_n'] or r['episode_n'] != last['episode_n']: by,broken = j,True; break
+                if r['step_n'] <= last['step_n'] or r['episode_n'] != last['episode_n']:
+                    by, broken = j, True
+                    break
                 window.append(j)
-            if r['terminated'] or r['truncated'] or len(window) == n: by = j; break
-        if by is not None or ended: out.append((len(rows) if by is None else by, by is not None and not broken, i, window))
-    out.sort(key=lambda o: o[:3])   # what breaks off comes before what the same row completes
+            if r['terminated'] or r['truncated'] or len(window) == n:
+                by = j
+                break
+        if by is not None or ended:
+            out.append((len(rows) if by is None else by, by is not None and not broken, i, window))
+    out.sort(key=lambda o: o[:3])  # what breaks off comes before what the same row completes
     merged = np.zeros(len(out), extend_dtype(rows.dtype, discount='f4', n='i4'))
-    for m,(_,whole,i,window) in zip(merged, out):
+    for m, (_, whole, i, window) in zip(merged, out):
         last = rows[window[-1]]
-        for name in rows.dtype.names: m[name] = rows[i][name]
-        m['reward'] = math.fsum(gamma**k*float(rows[j]['reward']) for k,j in enumerate(window))
-        m['next_state'],m['terminated'],m['truncated'] = last['next_state'],last['terminated'],last['truncated'] or not whole
-        m['discount'],m['n'] = gamma**len(window)*(not last['terminated']),len(window)
+        for name in rows.dtype.names:
+            m[name] = rows[i][name]
+        m['reward'] = math.fsum(gamma**k * float(rows[j]['reward']) for k, j in enumerate(window))
+        m['next_state'], m['terminated'], m['truncated'] = (
+            last['next_state'],
+            last['terminated'],
+            last['truncated'] or not whole,
+        )
+        m['discount'], m['n'] = gamma ** len(window) * (not last['terminated']), len(window)
     return merged
 
+
 ENVS = [0, 3, 15, 4000]
+
 
 def story(program, dtype):
     """What a string of bytes tells: (rows, cuts). A byte is a step of one of four environments, which goes on, terminates, is truncated, does both,
     or is never heard of again (and an episode with the same or another number begins); it may also end a block, before an empty one or a save."""
-    rows,cuts,place = numbers(len(program), dtype, len(program)),[],[[1,0] for _ in ENVS]
-    for i,(b,r) in enumerate(zip(program, rows)):
-        env,what = place[b & 3],b>>2 & 7
+    rows, cuts, place = numbers(len(program), dtype, len(program)), [], [[1, 0] for _ in ENVS]
+    for i, (b, r) in enumerate(zip(program, rows)):
+        env, what = place[b & 3], b >> 2 & 7
         env[1] += 1
-        r['env_id'],r['episode_n'],r['step_n'] = ENVS[b & 3],*env
-        r['terminated'],r['truncated'] = what in (1,3),what in (2,3)
-        if what in (1,2,3,4): env[:] = env[0]+1,0
-        if what == 5: env[1] = 0                                 # the same number again
-        if what == 6: env[:] = env[0]+1,7                        # another episode, joined in its middle
-        if b>>5 & 3: cuts.append((i+1, b>>5 & 3))
-    return rows,cuts
+        r['env_id'], r['episode_n'], r['step_n'] = ENVS[b & 3], *env
+        r['terminated'], r['truncated'] = what in (1, 3), what in (2, 3)
+        if what in (1, 2, 3, 4):
+            env[:] = env[0] + 1, 0
+        if what == 5:
+            env[1] = 0  # the same number again
+        if what == 6:
+            env[:] = env[0] + 1, 7  # another episode, joined in its middle
+        if b >> 5 & 3:
+            cuts.append((i + 1, b >> 5 & 3))
+    return rows, cuts
+
 
 @pytest.mark.parametrize('kind', KINDS)
 @cases(120)
-@given(st.binary(max_size=60), st.integers(1, 6) | st.just(100), st.sampled_from([0, .25, .5, 1]))
+@given(st.binary(max_size=60), st.integers(1, 6) | st.just(100), st.sampled_from([0, 0.25, 0.5, 1]))
 def test_it_does_what_the_judge_says(kind, program, n, gamma):
     "Every bit of every row, in order, whatever the blocks, and through files at any time; these γ are exact in floating point"
-    rows,cuts = story(program, KINDS[kind])
-    stage,out,at,before = NStep([], n, gamma),[],0,rows.copy()
-    for end,how in [*cuts, (len(rows), 1)]:
+    rows, cuts = story(program, KINDS[kind])
+    stage, out, at, before = NStep([], n, gamma), [], 0, rows.copy()
+    for end, how in [*cuts, (len(rows), 1)]:
         out.append(stage.merge(Steps(rows[at:end])))
         done = out[-1].rows
-        assert len(done) == 0 or same(Steps(judge(rows[:end], n, gamma)[-len(done):]), out[-1])
+        assert len(done) == 0 or same(Steps(judge(rows[:end], n, gamma)[-len(done) :]), out[-1])
         at = end
-        if how == 2: assert len(stage.merge(Steps(rows[:0]))) == 0
+        if how == 2:
+            assert len(stage.merge(Steps(rows[:0]))) == 0
         if how == 3:
             state = through_file(stage.state_dict())
             stage = NStep([], n, gamma)
             stage.load_state_dict(state)
-            assert bits(through_file(stage.state_dict())['own'].get('rows', [])) == bits(state['own'].get('rows', []))
+            assert bits(through_file(stage.state_dict())['own'].get('rows', [])) == bits(
+                state['own'].get('rows', [])
+            )
     expected = Steps(judge(rows, n, gamma))
     assert Steps.cat(out) == expected and Steps(rows) == Steps(before)
-    assert stage.waiting == len(rows) - len(expected)   # none is lost
+    assert stage.waiting == len(rows) - len(expected)  # none is lost
     if stage.waiting:
-        left = judge(rows, n, gamma, ended=True)[len(expected):]
-        assert stage.flush() == Steps(left[left['env_id'].argsort(kind='stable')]) and stage.waiting == 0
+        left = judge(rows, n, gamma, ended=True)[len(expected) :]
+        assert (
+            stage.flush() == Steps(left[left['env_id'].argsort(kind='stable')])
+            and stage.waiting == 0
+        )
+
 
 @cases(60)
-@given(st.binary(min_size=1, max_size=60), st.integers(1, 9), st.floats(0, 1), st.integers(0, 2**31))
+@given(
+    st.binary(min_size=1, max_size=60), st.integers(1, 9), st.floats(0, 1), st.integers(0, 2**31)
+)
 def test_any_gamma_and_any_rewards(program, n, gamma, seed):
     "The same with rewards of many sizes: to the last digits of single precision"
-    rows,_ = story(program, KINDS['cartpole'])
+    rows, _ = story(program, KINDS['cartpole'])
     rng = np.random.default_rng(seed)
-    rows['reward'] = rng.normal(size=len(rows))*10.**rng.integers(-9, 9, len(rows))
-    got,expected = NStep([], n, gamma).merge(Steps(rows)).rows,judge(rows, n, gamma)
+    rows['reward'] = rng.normal(size=len(rows)) * 10.0 ** rng.integers(-9, 9, len(rows))
+    got, expected = NStep([], n, gamma).merge(Steps(rows)).rows, judge(rows, n, gamma)
     scale = np.abs(rows['reward']).max()
-    np.testing.assert_allclose(got['reward'], expected['reward'], rtol=2e-7, atol=1e-9*scale)
+    np.testing.assert_allclose(got['reward'], expected['reward'], rtol=2e-7, atol=1e-9 * scale)
     np.testing.assert_allclose(got['discount'], expected['discount'], rtol=2e-7, atol=1e-44)
-    for name in set(got.dtype.names) - {'reward','discount'}: assert np.array_equal(got[name], expected[name])
+    for name in set(got.dtype.names) - {'reward', 'discount'}:
+        assert np.array_equal(got[name], expected[name])
+
 
 # ---- tables ----
 
+
 def test_sums_are_double_inside():
     "In single precision, 2²⁴ would swallow every 1 that is added to it, from either side"
-    for rewards in [2.**24, *[1]*100],[*[1]*100, 2.**24]:
-        out, = NStep([episode(*rewards)], 101, 1.)
+    for rewards in [2.0**24, *[1] * 100], [*[1] * 100, 2.0**24]:
+        (out,) = NStep([episode(*rewards)], 101, 1.0)
         assert out.reward[0] == 2**24 + 100
+
 
 # ---- blocks ----
 
+
 def test_a_block_keeps_its_rows():
     "What came out is not written on by what comes later, nor does it alias what came in"
-    block = episode(*range(1,9))
-    stage = NStep([], 2, .5)
+    block = episode(*range(1, 9))
+    stage = NStep([], 2, 0.5)
     first = stage.merge(block[:4])
     saved = first.copy()
     block.rows['reward'] = -1
-    for _ in range(5): stage.merge(episode(*range(20)))
+    for _ in range(5):
+        stage.merge(episode(*range(20)))
     assert first == saved and first.rows.flags.writeable
+
 
 # ---- what is refused ----
 
+
 def test_other_columns_than_before():
     "Refused; the same columns in another dtype object are not"
-    stage = NStep([], 2, .5)
+    stage = NStep([], 2, 0.5)
     stage.merge(episode(1, ends=None))
-    with pytest.raises(BlockError, match='a block with other columns'): stage.merge(episode(1, dtype=KINDS['odd']))
+    with pytest.raises(BlockError, match='a block with other columns'):
+        stage.merge(episode(1, dtype=KINDS['odd']))
     equal = pickle.loads(pickle.dumps(KINDS['cartpole']))
-    assert stage.merge(episode(2, start=2, dtype=equal)).reward.tolist() == [2,2]   # equal, but another object
+    assert stage.merge(episode(2, start=2, dtype=equal)).reward.tolist() == [
+        2,
+        2,
+    ]  # equal, but another object
 
-@pytest.mark.parametrize('n', [0, -1, 1.5, 2., True, None, '3', 2**31])
-@pytest.mark.parametrize('make', [lambda n: NStep([], n, .9), lambda n: NSkip([], n)], ids=['NStep','NSkip'])
+
+@pytest.mark.parametrize('n', [0, -1, 1.5, 2.0, True, None, '3', 2**31])
+@pytest.mark.parametrize(
+    'make', [lambda n: NStep([], n, 0.9), lambda n: NSkip([], n)], ids=['NStep', 'NSkip']
+)
 def test_n_must_be_a_whole_number(make, n):
     "Before anything flows"
-    with pytest.raises(ValueError, match=r'n; got .*a whole number, 1 to 2147483647'): make(n)
+    with pytest.raises(ValueError, match=r'n; got .*a whole number, 1 to 2147483647'):
+        make(n)
 
-@pytest.mark.parametrize('gamma', [-.1, 1.1, float('nan'), float('inf'), None, '.9'])
+
+@pytest.mark.parametrize('gamma', [-0.1, 1.1, float('nan'), float('inf'), None, '.9'])
 def test_gamma_must_be_a_share(gamma):
     "Before anything flows"
-    with pytest.raises(ValueError, match='gamma; got .*a number, 0 to 1'): NStep([], 3, gamma)
+    with pytest.raises(ValueError, match='gamma; got .*a number, 0 to 1'):
+        NStep([], 3, gamma)
+
 
 def test_numbers_of_numpy_will_do():
     "They become Python's, which a checkpoint may hold"
-    stage = NStep([], np.int64(3), np.float32(.5))
-    assert (type(stage.n), type(stage.gamma)) == (int, float) and type(NSkip([], np.int32(3)).n) is int
+    stage = NStep([], np.int64(3), np.float32(0.5))
+    assert (type(stage.n), type(stage.gamma)) == (int, float) and type(
+        NSkip([], np.int32(3)).n
+    ) is int
     through_file(stage.state_dict())
+
 
 def test_two_of_them_in_a_chain():
     "An n_step after an n_step, a skip after it, and both before a good one"
-    block = [episode(1,2,3)]
-    for make in lambda p: p.n_step(2, .5).n_step(2, .5), lambda p: p.n_step(1, 1.).n_skip(1), lambda p: p.n_skip(1).n_step(2, .5).n_skip(2):
-        with pytest.raises(BlockError, match='put n_skip before n_step'): list(make(Items(block)))
-    assert table(Items(block).n_skip(2).n_step(2, .5), 'reward') == [[2.5,3]]
+    block = [episode(1, 2, 3)]
+    for make in (
+        lambda p: p.n_step(2, 0.5).n_step(2, 0.5),
+        lambda p: p.n_step(1, 1.0).n_skip(1),
+        lambda p: p.n_skip(1).n_step(2, 0.5).n_skip(2),
+    ):
+        with pytest.raises(BlockError, match='put n_skip before n_step'):
+            list(make(Items(block)))
+    assert table(Items(block).n_skip(2).n_step(2, 0.5), 'reward') == [[2.5, 3]]
+
 
 # ---- passes, saving, pickling ----
 
+
 def test_a_state_that_does_not_fit_changes_nothing():
-    stage,other = NStep([], 3, .5),NStep([], 3, .25)
-    for s in stage,other: s.merge(episode(1,10, ends=None))
-    for bad in other,NStep([], 2, .5):
-        with pytest.raises(ValueError, match='NStep: a saved stage with another n or gamma'): stage.load_state_dict(bad.state_dict())
-    with pytest.raises(ValueError, match='another stage'): stage.load_state_dict(NSkip([], 3).state_dict())
-    assert stage.merge(episode(100, start=3)).reward.tolist() == [31,60,100]
+    stage, other = NStep([], 3, 0.5), NStep([], 3, 0.25)
+    for s in stage, other:
+        s.merge(episode(1, 10, ends=None))
+    for bad in other, NStep([], 2, 0.5):
+        with pytest.raises(ValueError, match='NStep: a saved stage with another n or gamma'):
+            stage.load_state_dict(bad.state_dict())
+    with pytest.raises(ValueError, match='another stage'):
+        stage.load_state_dict(NSkip([], 3).state_dict())
+    assert stage.merge(episode(100, start=3)).reward.tolist() == [31, 60, 100]
+
 
 def test_restoring_forgets_what_waited():
     "And the columns, where nothing waited when it was saved"
-    stage = NStep([], 3, .5)
+    stage = NStep([], 3, 0.5)
     empty = stage.state_dict()
-    stage.merge(episode(1,10, ends=None))
+    stage.merge(episode(1, 10, ends=None))
     stage.load_state_dict(empty)
     assert stage.merge(episode(100, start=3, dtype=KINDS['odd'])).reward.tolist() == [100]
 
+
 def test_it_holds_n_rows_an_environment():
     "However many have passed, and whatever the numbers of the environments"
-    stage = NStep([], 5, .9)
-    for k in range(50): stage.merge(Steps.cat([episode(*range(20), env=e, number=k, ends=None) for e in (0, 9, 70_000)]))
-    assert stage._held.held[5].nbytes == 3*5*KINDS['cartpole'].itemsize and stage.waiting == 3*4 and stage._held.envs.nbytes < 5000
+    stage = NStep([], 5, 0.9)
+    for k in range(50):
+        stage.merge(
+            Steps.cat([episode(*range(20), env=e, number=k, ends=None) for e in (0, 9, 70_000)])
+        )
+    assert (
+        stage._held.held[5].nbytes == 3 * 5 * KINDS['cartpole'].itemsize
+        and stage.waiting == 3 * 4
+        and stage._held.envs.nbytes < 5000
+    )
+
 
 # ---- in a chain ----
 
+
 def test_its_repr():
     "As it would be written"
-    assert repr(Items([]).n_skip(2).n_step(3, gamma=.5)).split('\n  ')[1:] == ['.n_skip(n=2)', '.n_step(n=3, gamma=0.5)']
+    assert repr(Items([]).n_skip(2).n_step(3, gamma=0.5)).split('\n  ')[1:] == [
+        '.n_skip(n=2)',
+        '.n_step(n=3, gamma=0.5)',
+    ]
+
 
 # ---- n_skip ----
+
 
 @cases(100)
 @given(st.binary(max_size=60), st.integers(1, 7))
 def test_skipping(program, n):
     "The first, every n-th after it, the last; whatever the blocks, and bit for bit"
-    rows,cuts = story(program, KINDS['nested'])
+    rows, cuts = story(program, KINDS['nested'])
     before = rows.copy()
-    blocks = [Steps(r) for r in np.split(rows, [c for c,_ in cuts])]
-    expected = [i for i,r in enumerate(rows) if r['step_n'] in range(1, 99, n) or r['terminated'] or r['truncated']]
+    blocks = [Steps(r) for r in np.split(rows, [c for c, _ in cuts])]
+    expected = [
+        i
+        for i, r in enumerate(rows)
+        if r['step_n'] in range(1, 99, n) or r['terminated'] or r['truncated']
+    ]
     got = list(NSkip(blocks, n))
     assert all(map(len, got)) and Steps(rows) == Steps(before)
     assert not expected and not got or Steps.cat(got) == Steps(rows[expected])
 
+
 @pytest.mark.parametrize('n', [1, 2, 3, 9])
 def test_skipping_steps_that_count_from_0(n):
     "The first and the last of each episode are kept, in the middle of a block and at its start"
-    rows = np.concatenate([episode(*range(8), start=0).rows, episode(*range(5), start=0, number=2, ends='truncated').rows])
-    expected = [s for last in (7, 4) for s in range(last + 1) if s == 0 or s % n == 1 % n or s == last]
-    for blocks in [Steps(rows)], one_by_one(Steps(rows)): assert Steps.cat(list(NSkip(blocks, n))).step_n.tolist() == expected
+    rows = np.concatenate(
+        [
+            episode(*range(8), start=0).rows,
+            episode(*range(5), start=0, number=2, ends='truncated').rows,
+        ]
+    )
+    expected = [
+        s for last in (7, 4) for s in range(last + 1) if s == 0 or s % n == 1 % n or s == last
+    ]
+    for blocks in [Steps(rows)], one_by_one(Steps(rows)):
+        assert Steps.cat(list(NSkip(blocks, n))).step_n.tolist() == expected
+
 
 def test_skipping_gives_rows_of_its_own():
     "Also where it keeps all"
-    block = episode(1,2,3)
-    for n in 1,2:
-        out, = NSkip([block], n)
+    block = episode(1, 2, 3)
+    for n in 1, 2:
+        (out,) = NSkip([block], n)
         assert not np.shares_memory(out.rows, block.rows) and out.rows.dtype == block.rows.dtype
+
 
 # ---- rows whose counters were never filled in ----
 
 _goal = Box(-1, 1, (1,))
-GOALS = step_dtype(spaces.Dict(observation=_goal, achieved_goal=_goal, desired_goal=_goal), Discrete(2))
+GOALS = step_dtype(
+    spaces.Dict(observation=_goal, achieved_goal=_goal, desired_goal=_goal), Discrete(2)
+)
+
 
 def blank(n=20):
     "Rows as one's own loop makes them that fills in no counters; the last one ends"
@@ -233,9 +349,17 @@ def blank(n=20):
     rows['terminated'][-1] = True
     return rows
 
-UNCOUNTED = {'NStep': lambda: NStep(None, 3, .9).merge, 'NSkip': lambda: NSkip(None, 3).skip,
-    'SequenceChunker': lambda: SequenceChunker(None, 4).chunk, 'SequenceReplay': lambda: SequenceReplay(None, 1, 99, length=4).add,
-    'HindsightReplay': lambda: HindsightReplay(None, 1, 99, reward=lambda got, wanted, info: np.zeros(len(got))).add}
+
+UNCOUNTED = {
+    'NStep': lambda: NStep(None, 3, 0.9).merge,
+    'NSkip': lambda: NSkip(None, 3).skip,
+    'SequenceChunker': lambda: SequenceChunker(None, 4).chunk,
+    'SequenceReplay': lambda: SequenceReplay(None, 1, 99, length=4).add,
+    'HindsightReplay': lambda: (
+        HindsightReplay(None, 1, 99, reward=lambda got, wanted, info: np.zeros(len(got))).add
+    ),
+}
+
 
 @pytest.mark.parametrize('name', UNCOUNTED)
 @pytest.mark.parametrize('size', [1, 7, 20])
@@ -244,34 +368,43 @@ def test_rows_without_counters_are_refused(name, size):
     for number in 0, 1:
         rows, take = blank(), UNCOUNTED[name]()
         rows['step_n'] = rows['episode_n'] = number
-        with pytest.raises(BlockError, match=f"{name}: .*'step_n' and 'episode_n' do not count.*Remedy: fill both columns in"):
-            for i in range(0, 20, size): take(Steps(rows[i:i+size]))
+        with pytest.raises(
+            BlockError,
+            match=f"{name}: .*'step_n' and 'episode_n' do not count.*Remedy: fill both columns in",
+        ):
+            for i in range(0, 20, size):
+                take(Steps(rows[i : i + size]))
+
 
 @pytest.mark.parametrize('name', UNCOUNTED)
 def test_rows_that_count_in_their_way_are_taken(name):
     "Single rows, episodes of one step, several environments, gaps, counters from 0, restarts, every third row"
     rows = blank(60)
-    rows['env_id'], rows['episode_n'], rows['step_n'] = np.arange(60) % 3, 1, np.arange(60)//3
+    rows['env_id'], rows['episode_n'], rows['step_n'] = np.arange(60) % 3, 1, np.arange(60) // 3
     ends = blank(60)
     ends['terminated'] = True
-    lost = rows[np.random.default_rng(0).random(60) < .5]
-    again = np.concatenate([rows[:3], rows[:3], rows])   # a checkpoint from the first steps, twice
+    lost = rows[np.random.default_rng(0).random(60) < 0.5]
+    again = np.concatenate([rows[:3], rows[:3], rows])  # a checkpoint from the first steps, twice
     for legitimate in rows, ends, lost, again, rows[::3], rows[:1], blank(2):
         for size in 1, 60:
             take = UNCOUNTED[name]()
-            for i in range(0, len(legitimate), size): take(Steps(legitimate[i:i+size]))
+            for i in range(0, len(legitimate), size):
+                take(Steps(legitimate[i : i + size]))
+
 
 def test_without_episodes_no_counters_are_asked_for():
     "Uniform replay, and n-step rows of one step"
     replay = ExperienceReplay(None, 4, 99, seed=0)
     replay.add(Steps(blank()))
-    assert len(replay.sample()) == 4 and len(NStep(None, 1, .9).merge(Steps(blank()))) == 20
+    assert len(replay.sample()) == 4 and len(NStep(None, 1, 0.9).merge(Steps(blank()))) == 20
+
 
 def test_a_refused_block_is_not_counted():
     "The same rows, put right, are taken"
-    stage, rows = NStep(None, 2, .9), blank(2)
+    stage, rows = NStep(None, 2, 0.9), blank(2)
     rows['reward'][1] = np.nan
     for _ in range(5):
-        with pytest.raises(BlockError, match='finite'): stage.merge(Steps(rows))
+        with pytest.raises(BlockError, match='finite'):
+            stage.merge(Steps(rows))
     rows['reward'], rows['step_n'] = 1, (0, 1)
     assert len(stage.merge(Steps(rows))) == 2

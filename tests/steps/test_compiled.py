@@ -1,4 +1,5 @@
 """How kernels are compiled: when a line says so, and what of it Python's garbage collector sees."""
+
 import gc, os, subprocess, sys
 
 import pytest
@@ -17,33 +18,48 @@ def outer(a): return 2*inner(a)
 exec(sys.argv[2])
 """
 
+
 @pytest.fixture
 def said(tmp_path):
     "(seconds before a line, what to run) → what a process with the folder's kernels says; nothing is compiled at first"
-    (tmp_path/'kernels.py').write_text(KERNELS)
-    env = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path/'cache'), PYTHONPATH=str(ROOT))
+    (tmp_path / 'kernels.py').write_text(KERNELS)
+    env = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path / 'cache'), PYTHONPATH=str(ROOT))
+
     def run(after, code):
-        done = subprocess.run([sys.executable, tmp_path/'kernels.py', str(after), code], env=env, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, tmp_path / 'kernels.py', str(after), code],
+            env=env,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
         return done.stderr
+
     return run
+
 
 def test_a_line_says_once_that_kernels_are_compiled(said):
     "Not where it is fast, not where they are on disk, not once more, and not of other processes that compile beside it"
     assert said(60, 'outer(3)') == ''
-    assert said(0, 'outer(3)') == ''                     # found on disk
+    assert said(0, 'outer(3)') == ''  # found on disk
     assert said(0, 'outer(3.); inner(True)') == LINE
-    assert said(0, 'outer(1j)') == ''                    # another process has said it a moment ago
+    assert said(0, 'outer(1j)') == ''  # another process has said it a moment ago
+
 
 def test_what_is_compiled_by_others_is_not_told(said):
     assert said(0, 'import numba; numba.njit(lambda a: a + 1)(3)') == ''
 
+
 def test_garbage_is_collected_again_after_a_kernel_was_compiled():
-    def fails(a): return a.nothing_like_this
+    def fails(a):
+        return a.nothing_like_this
+
     for on in True, False:
         (gc.enable if on else gc.disable)()
         try:
             assert njit(lambda a: a + 1)(3) == 4 and gc.isenabled() == on
-            with pytest.raises(Exception): njit(fails)(3)
+            with pytest.raises(Exception):
+                njit(fails)(3)
             assert gc.isenabled() == on
-        finally: gc.enable()
+        finally:
+            gc.enable()

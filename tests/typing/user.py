@@ -1,4 +1,5 @@
 """A program that uses each public name and each chained method as a user would. Type checkers read it; it is not run."""
+
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,7 +8,7 @@ from torch.utils.data import IterDataPipe, default_collate
 from fastrl_replay.all import *
 
 env = gym.make('CartPole-v1')
-states,actions = env.observation_space,env.action_space
+states, actions = env.observation_space, env.action_space
 box = gym.spaces.Box(-1, 1, (2,))
 discrete = gym.spaces.Discrete(3)
 
@@ -17,40 +18,70 @@ rows: np.ndarray = np.zeros(8, step_dtype(states, actions, hidden=np.dtype((np.f
 steps = Steps(rows)
 some: Steps = steps[2:5]
 every: Steps = Steps.cat([steps, some.copy()])
-for row in steps: print(row.state, row.reward.item())
-print(steps.state, steps.done, steps.hidden, len(steps), steps.shape, steps.dtype, steps.device, steps == every, steps.asdict()['action'])
+for row in steps:
+    print(row.state, row.reward.item())
+print(
+    steps.state,
+    steps.done,
+    steps.hidden,
+    len(steps),
+    steps.shape,
+    steps.dtype,
+    steps.device,
+    steps == every,
+    steps.asdict()['action'],
+)
 moved: Steps = steps.to('cpu').pin_memory()
 columns: Columns = moved.columns()
 again: Steps = Steps.from_columns(columns)  # type: ignore[attr-defined]
-tensordict = Steps.from_tensordict(steps.to_tensordict())   # type: ignore[attr-defined]
+tensordict = Steps.from_tensordict(steps.to_tensordict())  # type: ignore[attr-defined]
 write_whole('notes.txt', b'one', b'two')
 
 # ---- networks and policies ----
 
 net = value_net(states, actions, (64, 64), dueling=True)
 pixels = conv_net(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), actions)
-parts: torch.Tensor = Branches(8, (3, 2))(torch.zeros(1, 8)) + Dueling(8, 5)(FlattenSpace(states)(torch.zeros(1, 8)))
+parts: torch.Tensor = Branches(8, (3, 2))(torch.zeros(1, 8)) + Dueling(8, 5)(
+    FlattenSpace(states)(torch.zeros(1, 8))
+)
 recurrent = RecurrentNet(states, discrete, size=32)
 values, hidden = recurrent(torch.zeros(1, 4), recurrent.initial_hidden(1))
-policy = EpsGreedy(net, eps=LinearSchedule(1, .05, 3_000), seed=0, random=100)
-policy = EpsGreedy(net, eps=GeometricSchedule(1., .99), seed=0)
-policy = EpsGreedy(lambda state: net(state), eps=.1)
+policy = EpsGreedy(net, eps=LinearSchedule(1, 0.05, 3_000), seed=0, random=100)
+policy = EpsGreedy(net, eps=GeometricSchedule(1.0, 0.99), seed=0)
+policy = EpsGreedy(lambda state: net(state), eps=0.1)
 actor, critics = actor_net(box, box, (32,), spread=True), Critics(box, box, (32,))
-norm, reward_norm = StateNorm(box), RewardNorm(gamma=.99)
+norm, reward_norm = StateNorm(box), RewardNorm(gamma=0.99)
 gaussian = SquashedGaussian(Normalised(norm, actor), box, random=100)
-noisy = GaussianNoise(actor, box, scale=lambda n: .1/(n + 1))
+noisy = GaussianNoise(actor, box, scale=lambda n: 0.1 / (n + 1))
 bounds = BoxBounds(box)
-print(bounds.to_space(np.zeros((1, 2))), squashed(torch.zeros(1, 4), torch.zeros(1, 2)), policy.eps_now, policy.report())
+print(
+    bounds.to_space(np.zeros((1, 2))),
+    squashed(torch.zeros(1, 4), torch.zeros(1, 2)),
+    policy.eps_now,
+    policy.report(),
+)
 returns: np.ndarray = evaluate(policy, 'CartPole-v1', episodes=3, record='video.mp4')
 returns = evaluate(lambda obs: 0, env, info='action_mask')
 loaded = load_policy('runs/cartpole-seed0')
 
 # ---- environments ----
 
-def make() -> gym.Env: return gym.make('CartPole-v1')
 
-for made in ('CartPole-v1', ['CartPole-v1']*2, [make]*2, env, gym.make_vec('CartPole-v1', 2)): GymStepper(made, policy, seed=0)
-stepper = GymStepper(['CartPole-v1']*2, policy, seed=0, autoreset_mode='SameStep', clip=True, float32=True, info=dict(is_success=False))
+def make() -> gym.Env:
+    return gym.make('CartPole-v1')
+
+
+for made in ('CartPole-v1', ['CartPole-v1'] * 2, [make] * 2, env, gym.make_vec('CartPole-v1', 2)):
+    GymStepper(made, policy, seed=0)
+stepper = GymStepper(
+    ['CartPole-v1'] * 2,
+    policy,
+    seed=0,
+    autoreset_mode='SameStep',
+    clip=True,
+    float32=True,
+    info=dict(is_success=False),
+)
 source: Pipe = Items(['CartPole-v1']).gym_step(policy, seed=1, info=('action_mask',))
 scripted = GymStepper([ScriptedEnv(*script(3, 2).values())], seed=0)
 vector = ScriptedVectorEnv([script(3), script(2)])
@@ -62,7 +93,7 @@ team = GymStepper(Agents(object(), room=4), policy)
 journal: Journal = stepper.journal(max_steps=1e6, max_episodes=100)
 counted: int = journal.steps
 kept: list[float] = journal.returns
-merged: NStep = journal.n_step(3, gamma=.99, last=('action_mask',))
+merged: NStep = journal.n_step(3, gamma=0.99, last=('action_mask',))
 skipped: NSkip = journal.n_skip(2)
 chunks: SequenceChunker = merged.chunk_sequences(8, overlap=4)
 gathered: Gather = merged.gather(500, exact=True)
@@ -72,17 +103,31 @@ short: Header = merged.header(5)
 forever: Cycler = short.cycle(3)
 cached: InMemoryCacheHolder = short.in_memory_cache()
 mapped = short.map(lambda steps: steps.reward).filter(lambda reward: bool(reward.sum()))
-plain: IterDataPipe = mapped.batch(4).unbatch().shuffle(buffer_size=10).collate(collate_fn=default_collate).sharding_filter()
+plain: IterDataPipe = (
+    mapped.batch(4)
+    .unbatch()
+    .shuffle(buffer_size=10)
+    .collate(collate_fn=default_collate)
+    .sharding_filter()
+)
 joined = plain, short.concat(short), short.zip(forever)
 converted = MapToIterConverter([1, 2])
 recorded: Episodes = Items(['episodes.npz']).episodes(keep=('hidden',), state='observations')
-for data in (read_minari('mujoco/hopper/expert-v0'), Episodes([dict(rewards=np.ones(3))], reward='rewards')): write_minari(data, 'mine/data-v0', env)
+for data in (
+    read_minari('mujoco/hopper/expert-v0'),
+    Episodes([dict(rewards=np.ones(3))], reward='rewards'),
+):
+    write_minari(data, 'mine/data-v0', env)
+
 
 @stage('doubled')
 class Doubled(Pipe):
     "Each block twice"
+
     def __iter__(self) -> Iterator[Steps]:
-        for block in self.blocks(): yield from (block, block)
+        for block in self.blocks():
+            yield from (block, block)
+
 
 held: dict = check_contract(lambda: Doubled(GymStepper('CartPole-v1', seed=0)))
 info: WorkerInfo = worker_info()
@@ -90,34 +135,69 @@ print(info.rank, info.world_size, Doubled(stepper).doubled())
 
 # ---- memories ----
 
+
 class Newest(Sampler):
     "Uniform draws from the last rows"
-    def sample(self, n: int) -> tuple:
-        keys = self.end - 1 - (self.random(n)*min(10, len(self))).astype(np.int64)
-        return keys, np.full(n, .1)
 
-replay: PrioritizedReplay = merged.prioritized_replay(bs=64, max_sz=1_000, kind='rank', alpha=.7, beta=lambda n: min(1., n/100), ratio=.5, warmup=100, seed=0)
-for kind in ('uniform', Proportional, Ranked): PrioritizedReplay(merged, kind=kind, beta=LinearSchedule(.4, 1., 100))
+    def sample(self, n: int) -> tuple:
+        keys = self.end - 1 - (self.random(n) * min(10, len(self))).astype(np.int64)
+        return keys, np.full(n, 0.1)
+
+
+replay: PrioritizedReplay = merged.prioritized_replay(
+    bs=64,
+    max_sz=1_000,
+    kind='rank',
+    alpha=0.7,
+    beta=lambda n: min(1.0, n / 100),
+    ratio=0.5,
+    warmup=100,
+    seed=0,
+)
+for kind in ('uniform', Proportional, Ranked):
+    PrioritizedReplay(merged, kind=kind, beta=LinearSchedule(0.4, 1.0, 100))
 batch: Steps = replay.sample(32)
 batch.update_priorities(batch.reward.abs())
 replay.update_priorities(batch.index, batch.reward.numpy())
 keys: np.ndarray = replay.add(steps)
-keys = ExperienceReplay(bs=4).add_step(np.zeros(4), 0, 1., np.zeros(4), False, truncated=False, hidden=np.zeros(4))
+keys = ExperienceReplay(bs=4).add_step(
+    np.zeros(4), 0, 1.0, np.zeros(4), False, truncated=False, hidden=np.zeros(4)
+)
 size: int = len(replay)
 batches: Iterator[Any] = iter(replay)
-print(replay.memory[-3:], replay.memory[0].reward, replay.stats()['rows'], replay.page('memory.html'), replay.show())
+print(
+    replay.memory[-3:],
+    replay.memory[0].reward,
+    replay.stats()['rows'],
+    replay.page('memory.html'),
+    replay.show(),
+)
 replay.load_state_dict(replay.state_dict())
-own = OwnSteps().n_step(3, .99).experience_replay(bs=4, sampler=Newest(seed=0))
-sequences: SequenceReplay = journal.sequence_replay(bs=4, length=8, burn_in=2, overlap=4, state='zero', beta=.6)
+own = OwnSteps().n_step(3, 0.99).experience_replay(bs=4, sampler=Newest(seed=0))
+sequences: SequenceReplay = journal.sequence_replay(
+    bs=4, length=8, burn_in=2, overlap=4, state='zero', beta=0.6
+)
 drawn: Sequences = next(iter(sequences))
 drawn.update_priorities(drawn.train.reward)
-goals: HindsightReplay = stepper.hindsight_replay(bs=4, share=.8, strategy='final', reward=lambda achieved, goal, info: -1., beta=lambda n: .5)
-mixture = Mixture(dict(demos=ExperienceReplay(bs=4), mine=replay), shares=dict(demos=.25, mine=lambda n: .75), bs=32)
+goals: HindsightReplay = stepper.hindsight_replay(
+    bs=4, share=0.8, strategy='final', reward=lambda achieved, goal, info: -1.0, beta=lambda n: 0.5
+)
+mixture = Mixture(
+    dict(demos=ExperienceReplay(bs=4), mine=replay),
+    shares=dict(demos=0.25, mine=lambda n: 0.75),
+    bs=32,
+)
 mixture.add(steps, to='demos')
-mixture = Mixture([own, replay], shares=(.5, .5))
-for store in (Rows(), Rows('memory', spare=100), Rows(device='cuda'), Frames(stack=4, compress='zstd', path='frames')):
+mixture = Mixture([own, replay], shares=(0.5, 0.5))
+for store in (
+    Rows(),
+    Rows('memory', spare=100),
+    Rows(device='cuda'),
+    Frames(stack=4, compress='zstd', path='frames'),
+):
     stored = ExperienceReplay(merged, bs=4, store=store, replacement=True)
-with ExperienceReplay(merged, bs=4, sampler=Uniform(0, replacement=True)) as opened: opened.memory.flush()
+with ExperienceReplay(merged, bs=4, sampler=Uniform(0, replacement=True)) as opened:
+    opened.memory.flush()
 line = Timeline(100, store=Rows())
 line.add(steps)
 print(line[3:].reward, line.reward, line.times_drawn.mean(), line.windows([0, 1], 3), len(line))
@@ -128,20 +208,39 @@ print(tree.total, tree[0], ranks.rank(0), ranks.largest)
 
 # ---- learners ----
 
-record: dict = next(iter(replay.dqn(net, lr=1e-3, target_every=100, optimizer=torch.optim.SGD, conservative=.5)))
-learners = [own.q_learn(QTable(discrete, discrete)), sequences.r2d2(recurrent, n=3), own.sac(actor, critics, box, temperature_lr=1e-4), own.td3(actor, critics, box),
-            QLearner(own, QTable(discrete, discrete)), DQNLearner(own, net), R2D2Learner(sequences, recurrent), SACLearner(own, actor, critics, box), TD3Learner(own, actor, critics, box)]
+record: dict = next(
+    iter(replay.dqn(net, lr=1e-3, target_every=100, optimizer=torch.optim.SGD, conservative=0.5))
+)
+learners = [
+    own.q_learn(QTable(discrete, discrete)),
+    sequences.r2d2(recurrent, n=3),
+    own.sac(actor, critics, box, temperature_lr=1e-4),
+    own.td3(actor, critics, box),
+    QLearner(own, QTable(discrete, discrete)),
+    DQNLearner(own, net),
+    R2D2Learner(sequences, recurrent),
+    SACLearner(own, actor, critics, box),
+    TD3Learner(own, actor, critics, box),
+]
 offline: Offline = ExperienceReplay(bs=64).offline('rows.npz', max_steps=1_000)
-td, loss = dqn_errors(net, net, batch, gamma=.99), discounts(batch, .99)*mixed_priority(rescale(unrescale(batch.reward)))
-more = (r2d2_errors(recurrent, recurrent, drawn, .99, 3), sac_errors(actor, critics, critics, batch, .99, torch.ones(()), torch.zeros(2), bounds),
-        td3_errors(critics, critics, actor, batch, .99, torch.zeros(2), bounds))
-targets: torch.Tensor = double_q_target(batch.reward, batch.reward, parts, parts) + n_step_targets(batch.reward, batch.reward, batch.reward, n=3)
+td, loss = (
+    dqn_errors(net, net, batch, gamma=0.99),
+    discounts(batch, 0.99) * mixed_priority(rescale(unrescale(batch.reward))),
+)
+more = (
+    r2d2_errors(recurrent, recurrent, drawn, 0.99, 3),
+    sac_errors(actor, critics, critics, batch, 0.99, torch.ones(()), torch.zeros(2), bounds),
+    td3_errors(critics, critics, actor, batch, 0.99, torch.zeros(2), bounds),
+)
+targets: torch.Tensor = double_q_target(batch.reward, batch.reward, parts, parts) + n_step_targets(
+    batch.reward, batch.reward, batch.reward, n=3
+)
 
 # ---- processes and loaders ----
 
 parallel: Parallel = stepper.parallel(4, ahead=8, ordered=False, restarts=3)
 shards = replay.parallel(2, engine='ray', weights_every=64)
-cluster = replay.parallel(2, engine=RayEngine(num_cpus=.5, address='auto'))
+cluster = replay.parallel(2, engine=RayEngine(num_cpus=0.5, address='auto'))
 ahead: Prefetch = replay.prefetch(2, device='cuda')
 dataset, node = replay.stateful(), replay.node()
 wrapped: tuple[StatefulPipe, PipeNode] = (StatefulPipe(replay), PipeNode(replay))
@@ -149,11 +248,23 @@ served: Service = connect('memory', limit=10)
 served.add(steps)
 print(served.sample(32), Service('memory').stats())
 stop('memory')
-averaged = Ranks(timeout=60.)
+averaged = Ranks(timeout=60.0)
 averaged.average([torch.zeros(3)])
 
 # ---- errors ----
 
-try: replay.sample()
-except (ActionError, ArgumentError, ArgumentTypeError, BlockError, EnvError, NotEnoughRows, StaleKey, StateError) as e: print(e)
-except (WorkerError, NotEnoughDraws, ServiceError, RankError) as e: print(e)
+try:
+    replay.sample()
+except (
+    ActionError,
+    ArgumentError,
+    ArgumentTypeError,
+    BlockError,
+    EnvError,
+    NotEnoughRows,
+    StaleKey,
+    StateError,
+) as e:
+    print(e)
+except (WorkerError, NotEnoughDraws, ServiceError, RankError) as e:
+    print(e)
