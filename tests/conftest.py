@@ -3,30 +3,22 @@
 import gc, os, re, signal, subprocess, sys
 from pathlib import Path
 
-sys.dont_write_bytecode = (
-    False  # tests start hundreds of processes: each would compile all that it imports
-)
+sys.dont_write_bytecode = False  # tests start hundreds of processes, which import the same modules
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 
 import pytest, torch
 from hypothesis import settings
-from hypothesis.internal.conjecture import providers
 from notebooks import Forks
 
-settings.register_profile('deep')  # all cases of property tests: see `cases` of strategies
-providers._get_local_constants = lambda: (
-    providers._local_constants
-)  # or else cases would depend on the modules that a worker has loaded
+settings.register_profile('soak')  # see `cases` in strategies.py
 torch.set_num_threads(1)  # the networks here are small, and pytest-xdist uses the other cores
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as in a job that runs in the background, and in all that it starts
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job that runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config):
-    "Where no kernels are on disk so far, two processes compile them for all that will run the tests"
+    "Compile the kernels in two processes if none is on disk yet"
     here = Path(__file__).parent
     several = getattr(config.option, 'numprocesses', None) and not hasattr(config, 'workerinput')
     if not several or any((here.parent / 'fastrl_replay').rglob('*.nbi')):
@@ -39,69 +31,8 @@ def pytest_configure(config):
         p.wait()
 
 
-FEW = 4  # so many variants of a test are fast, all of them
-WHOLE = (
-    'test_house.py',
-    'test_docs.py',
-    'test_combinations.py',
-)  # notebooks, pages and pairs of what goes together: each is another one
-THOROUGH = (
-    'learns',
-    'interrupts',
-    'damaged_files',
-    'whole_product',
-)  # what is slow and has this in its name
-
-
-def listed(name):
-    "Is an item in this file? One in a line: a test with all its variants, or one of them; * stands for anything"
-    by_test = {}
-    for line in (Path(__file__).parent / name).read_text().splitlines():
-        pattern = '.*'.join(map(re.escape, line.split('*'))) + ('' if '[' in line else r'(\[.*)?')
-        by_test.setdefault(line.partition('[')[0], []).append(re.compile(pattern, re.S))
-
-    def there(item):
-        found = f"{item.path.name}::{item.nodeid.partition('::')[2]}"
-        return any(p.fullmatch(found) for p in by_test.get(found.partition('[')[0], ()))
-
-    return there
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Fast is what is neither slow nor thorough. Slow: what looks at the site, for to build it takes as long as to run ten notebooks;
-    what took a second and stands in long_tests.txt; and, of a test with more than four variants, all but every fourth.
-    Thorough, which is slow, too, and not in CI: more cases of what CI has some of, by name or in thorough_tests.txt."""
-    long, thorough, variants = listed('long_tests.txt'), listed('thorough_tests.txt'), {}
-    for item in items:
-        if (
-            not any(map(item.get_closest_marker, ('slow', 'browser')))
-            and item.path.name not in WHOLE
-        ):
-            variants.setdefault(item.nodeid.partition('[')[0], []).append(item)
-    late = {
-        id(item)
-        for found in variants.values()
-        if len(found) > FEW
-        for i, item in enumerate(found)
-        if i % FEW
-    }
-    for item in items:
-        if item.get_closest_marker('browser'):
-            continue
-        site = 'site' in getattr(item, 'fixturenames', ())
-        if site:
-            item.add_marker(pytest.mark.site)
-        if id(item) in late or site or long(item):
-            item.add_marker(pytest.mark.slow)
-        slow = item.get_closest_marker('slow') and not long(item)  # those are in CI
-        if thorough(item) or slow and any(word in item.nodeid for word in THOROUGH):
-            for mark in (pytest.mark.slow, pytest.mark.thorough):
-                item.add_marker(mark)
-
-
 def pytest_collection_finish(session):
-    "What is there for good is not looked at again: `gc.collect`, which many tests call, takes a tenth of the time, and forks copy less."
+    "Freeze what exists, so that `gc.collect` in tests is ten times faster and forks copy less"
     gc.collect()
     gc.freeze()
 
@@ -116,7 +47,7 @@ def forks(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def whole(tmp_path_factory):
-    "A run that was left alone; who changes anything does it in a copy"
+    "The directory of a finished run; tests that change it work on a copy"
     from test_recipes import tiny
 
     out = tmp_path_factory.mktemp('whole') / 'r'

@@ -6,11 +6,11 @@ from hypothesis import HealthCheck, settings, strategies as st
 
 
 def cases(n):
-    "Settings for `n` cases, or a quarter of them without `--hypothesis-profile deep`; the same ones in every run"
-    some = n if settings.get_current_profile_name() == 'deep' else max(n // 4, min(n, 25))
+    "Return settings for about n/4 examples, the same in each run; `tests/soak/properties.py` runs random ones"
+    soak = settings.get_current_profile_name() == 'soak'
     return settings(
-        max_examples=some,
-        derandomize=True,
+        max_examples=20 * n if soak else max(n // 4, min(n, 25)),
+        derandomize=not soak,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
