@@ -1,6 +1,6 @@
 """What all tests share."""
 
-import gc, os, re, signal, subprocess, sys
+import gc, os, signal, subprocess, sys
 from pathlib import Path
 
 sys.dont_write_bytecode = False  # tests start hundreds of processes, which import the same modules
