@@ -285,7 +285,7 @@ FAULTS = [
     ),
     Fault(
         10,
-        'replay/due_batches.py',
+        'replay/replay.py',
         'return self._counted * r.numerator // r.denominator > self._n_yielded',
         'return self._counted * r.numerator // r.denominator >= self._n_yielded',
         'replay/test_replay.py',
