@@ -391,15 +391,12 @@ class Timeline:
         self,
         keys: np.ndarray,  # int64
         weights: np.ndarray,  # float64, one for each key
-        packed: bool = False,  # as it travels: the store may leave parts of it packed
     ) -> Steps:  # with `index` and `weight`
         "The rows with these keys as a batch; counted as drawn"
         line, store, shapes = self._parts or self._valid_keys(keys)
         self._gave = True
         try:
-            batch = (store.packed_batch if packed else store.batch)(
-                line, keys, weights, shapes.batch
-            )
+            batch = store.batch(line, keys, weights, shapes.batch)
         except StaleKey as e:
             raise self._unread(keys, e) from None
         self.were_there(keys)

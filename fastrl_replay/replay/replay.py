@@ -924,19 +924,6 @@ class Replay(Pipe):
         # a stage that holds it may have told it, and not the chain
         self._worker_here = os.getpid(), info
 
-    def send_packed(self):
-        "From now on batches are as they travel: a store may leave frames packed"
-        sampler, view = self._templates
-        if (
-            type(self).sample is not Replay.sample
-            or type(view).batch is not Transitions.batch
-            or self.return_idxs
-        ):
-            return
-        view = copy(view)  # templates may be those of others, too
-        self._templates = sampler, view
-        view.packed = self.view.packed = True
-
     def scale(
         self,
         weight,  # of rows that were drawn just now
