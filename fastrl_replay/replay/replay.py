@@ -22,6 +22,7 @@ from fastrl_replay.steps.errors import (
     ArgumentError,
     ArgumentTypeError,
     BlockError,
+    Explained,
     NotEnoughRows,
     StaleKey,
     StateError,
@@ -264,6 +265,8 @@ class Replay(Pipe):
         sampler = sampler.fresh()
         view = view.fresh(memory, who)
         steps = StepRows(who, lambda: memory)
+        if before := vars(self).get('_steps'):
+            steps.lost = before.ends()
         return dict(
             memory=memory, sampler=sampler, view=view, _steps=steps, _opened=False, _rewinds=None
         )  # do they go on with what lay there? And see `_go_back`
@@ -351,18 +354,23 @@ class Replay(Pipe):
         values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
         how = env_id, final_obs, autoreset_mode
         with self.lock:
-            if first := self._own_steps():
-                return self._pass_on(first, values, how)
-            rows = self._steps.make(values, *how)
-            # an interrupted call is made up for by the next one
-            if self.view.follows:
-                rows = rows.copy()
-            keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
-            self._steps.done()
-            return keys
+            first = self._own_steps()
+            try:
+                if first:
+                    return self._pass_on(first, values, how)
+                rows = self._steps.make(values, *how)
+                # an interrupted call is made up for by the next one
+                if self.view.follows:
+                    rows = rows.copy()
+                keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
+                self._steps.done()
+                return keys
+            except Explained:
+                (first or self._steps).refused(values)
+                raise
 
     def _pass_on(self, first, values, how):
-        "Add what the chain makes of a step; until rows have come through it, a refusal is undone"
+        "Add what the chain makes of a step; until rows have come through it, an error is undone"
         chain = self._upstream()
         before = None if first.proven else chain.state_dict()
         steps = first.take(values, *how)
@@ -371,8 +379,10 @@ class Replay(Pipe):
         try:
             first.give(steps)
             keys = [self.add(block) for block in self.blocks()]
-        except Exception:
-            if before is not None:
+        except BaseException:
+            if before is None:
+                first.break_off()
+            else:
                 chain.load_state_dict(before)
             raise
         first.proven = first.proven or len(keys) > 0
