@@ -736,7 +736,7 @@ class Timeline:
         self._below = max(self._below, below)
         *same, base = self._stood or stood or (None, None, 0)
         self.rewinds = place.counters.item(REWINDS)
-        goes_on = same == [place.meta['id'], self.rewinds]
+        goes_on = same == [place.meta['id'], self.rewinds] and base % place.ring == 0
         place.base = base if goes_on else self._next_base(place)
         parts = line, store, _ = self._parts_in(place, dtype)
         store.reopen()
