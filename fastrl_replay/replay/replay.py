@@ -598,17 +598,13 @@ class Replay(Pipe):
 
     def _draw(self, n, beta, weigh):
         "A batch of `n`; drawn again where another process has overwritten a row meanwhile"
-        reads = self.memory.reads_only
         while True:
             keys, p = drawn(self.sampler, n)
-            if reads:
-                ages = self.memory.parts[0].before_draw()
             try:
                 return self.view.batch(keys, weigh(p, n, beta))
             except StaleKey:
-                if not reads:
+                if not self.memory.reads_only:
                     raise
-                self.memory.parts[0].uncount(ages)  # or it would count twice
                 self._catch_up()
 
     def too_few(self, n: int) -> NotEnoughRows:
