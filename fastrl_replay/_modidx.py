@@ -5194,7 +5194,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'fastrl_replay.testing._file': ('testing.html#_file', 'fastrl_replay/testing.py'),
                                        'fastrl_replay.testing._names': ('testing.html#_names', 'fastrl_replay/testing.py'),
                                        'fastrl_replay.testing._rows': ('testing.html#_rows', 'fastrl_replay/testing.py'),
-                                       'fastrl_replay.testing._ways': ('testing.html#_ways', 'fastrl_replay/testing.py'),
                                        'fastrl_replay.testing.check_contract': ('testing.html#check_contract', 'fastrl_replay/testing.py'),
                                        'fastrl_replay.testing.same': ('testing.html#same', 'fastrl_replay/testing.py'),
                                        'fastrl_replay.testing.script': ('testing.html#script', 'fastrl_replay/testing.py'),

@@ -11,7 +11,6 @@ from copy import copy
 from fractions import Fraction
 from functools import lru_cache
 from inspect import signature
-from multiprocessing.context import get_spawning_popen
 from threading import RLock
 from weakref import ref
 import numpy as np, torch
@@ -859,18 +858,6 @@ class Replay(Pipe):
         state = Pipe.__getstate__(self)
         if self.getstate_hook or not self.memory.is_open or not self.memory.added:
             return state
-        if (
-            get_spawning_popen() is not None
-            and self.memory.store.folder
-            and self.memory.place.holds
-        ):
-            raise ArgumentError(
-                type(self).__name__,
-                f'path: {self.memory.store.folder} is in use',
-                'this process itself',
-                'a memory that the process can open that is started',
-                'close() it here before, or mode=\'r\' there',
-            )
         file = io.BytesIO()
         torch.save(self.snapshot(), file)
         # as bytes: tensors in a chain are taken for weights of its policy
