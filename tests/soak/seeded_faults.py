@@ -173,10 +173,10 @@ FAULTS = [
     ),
     Fault(
         5,
-        'stages/journal.py',
-        "self.fresh = state['fresh']",
+        'pipe.py',
+        'self._resume = self.place',
         'pass',
-        'test_pipe.py -m "slow or not slow"',
+        'test_pipe.py',
     ),
     Fault(
         5,
