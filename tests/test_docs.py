@@ -249,12 +249,6 @@ def test_links_of_a_section_start_where_it_is_shown():
     assert text == '[a](memory/b.ipynb#c), [d](e.md), [f](https://x.y/z.ipynb)'
 
 
-def test_colab_links_appear_if_the_repository_has_an_address():
-    links = literate.links_above('https://github.com/someone/thing', 'tutorials/x')
-    assert 'colab.research.google.com/github/someone/thing/blob/main/nbs/tutorials/x.ipynb' in links
-    assert 'olab' not in literate.links_above('', 'tutorials/x')
-
-
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
     (tmp_path / 'mine').write_text('precious')
     with pytest.raises(SystemExit, match='not empty and not a site'):

@@ -90,11 +90,6 @@ def test_no_figure_is_typed():
     assert not found, '\n'.join([*found, remedy])
 
 
-def test_every_figure_is_used():
-    texts = [path.read_text(encoding='utf-8') for path in figures.pages()]
-    assert {name for text in texts for name, _ in figures.MARK.findall(text)} == {*figures.FIGURES}
-
-
 def tables(nb):
     "Return the tables that cells give; one that is displayed has what was measured in the notebook itself"
     return {

@@ -194,22 +194,15 @@ def test_notebook_executes(forks, nb):
         pytest.fail(wrong, pytrace=False)
 
 
-@pytest.mark.parametrize(
-    'code, said',
-    [
-        ('1/0', ['ended with 1', 'ZeroDivisionError']),
-        ('import os; os.abort()', ['ended with -6']),
-        ('while True: pass', ['ended with 1', 'Timeout']),
-    ],
-)
+@pytest.mark.parametrize('code, said', [('1/0', 'ZeroDivision'), ('while True: pass', 'Timeout')])
 def test_a_notebook_that_fails_is_reported(forks, tmp_path, code, said):
     path = tmp_path / 'wrong.ipynb'
     cell = dict(
         cell_type='code', id='a', metadata={}, execution_count=None, outputs=[], source=code
     )
     path.write_text(json.dumps(dict(cells=[cell], metadata={}, nbformat=4, nbformat_minor=5)))
-    wrong = forks.run(path, limit=2 if 'True' in code else 60)
-    assert all(words in wrong for words in ('wrong.ipynb', *said)), wrong
+    wrong = forks.run(path, limit=5)
+    assert 'wrong.ipynb ended with 1' in wrong and said in wrong
 
 
 @pytest.mark.parametrize('nb', NOTEBOOKS, ids=page_of)

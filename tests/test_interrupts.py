@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from fastrl_replay.all import *
-from fastrl_replay.steps.row_dtypes import extend_dtype
 from bytecodes import interrupted
 from scripted import numbered
 from strategies import bits
@@ -18,24 +17,22 @@ from strategies import bits
 MAX_SZ, LENGTH = 8, 3
 
 
-def stream(lasts, envs=2):
-    "Return rows of environments in turn, in episodes of `lasts` steps; rewards are the keys"
-    rows = np.zeros(60, extend_dtype(numbered(1).dtype, td='f4', hidden=('f4', (2,))))
-    key = np.arange(60)
-    step = key // envs
-    rows['env_id'] = key % envs
-    rows['episode_n'] = step // lasts + 1
-    rows['step_n'] = step % lasts + 1
+def stream():
+    "Return rows of two environments in turn, in episodes of five steps; rewards are the keys"
+    rows = np.zeros(30, numbered(1).dtype)
+    key = np.arange(30)
+    step = key // 2
+    rows['env_id'] = key % 2
+    rows['episode_n'] = step // 5 + 1
+    rows['step_n'] = step % 5 + 1
     rows['reward'] = key
-    rows['td'] = 1 + key % 5
-    rows['terminated'] = rows['step_n'] == lasts
-    rows['hidden'] = key[:, None] + [0, 100]
+    rows['terminated'] = rows['step_n'] == 5
     rows['state'] = key[:, None]
-    rows['next_state'] = key[:, None] + envs
+    rows['next_state'] = key[:, None] + 2
     return rows
 
 
-ROWS = stream(5)
+ROWS = stream()
 BLOCKS = [
     Steps(rows) for rows in np.split(ROWS, [6, 7, 13, 19, 22])
 ]  # the first ones fill the ring

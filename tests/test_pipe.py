@@ -379,11 +379,6 @@ def test_functions_that_do_not_fit_are_refused(wrong, says):
         wrong()
 
 
-@pytest.mark.parametrize('kind', [bool, np.bool_, torch.tensor], ids=lambda k: k.__name__)
-def test_every_kind_of_yes_is_one(kind):
-    assert list(Items('abc').filter(lambda x: kind(x != 'b'))) == ['a', 'c']
-
-
 @pytest.mark.parametrize('n, limit', [(5, 3), (5, 5), (5, 9), (5, 0), (0, 3)])
 def test_header_is_islice(n, limit):
     "It asks for no item more, which may be expensive"

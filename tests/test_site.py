@@ -177,12 +177,6 @@ def test_backticks_lead_to_the_api(pages):
     assert '../app/runs.html#fastrl_replay.app.runs.start' not in pages['steps/core.html'].links
 
 
-def test_questions_hold_what_can_go_wrong_of_all_pages(pages):
-    text = ' '.join(pages['faq.html'].text.split())
-    for words in 'Memory grows with a list of columns.', 'daemonic processes':
-        assert words in text
-
-
 # ---- in a browser ----
 
 
