@@ -136,4 +136,5 @@ if repository:
     )
 html_static_path = ['static']
 html_css_files, html_js_files = ['site.css'], ['diagrams.js', 'pictures.js']
+html_show_search_summary = False  # browsers refuse to fetch other pages of file://
 html_search_scorer = str(Path(__file__).parent / 'static/scorer.js')

@@ -246,13 +246,6 @@ def test_chains_pickle_fresh_and_in_mid_pass(chain):
     assert first + list(it) == whole
 
 
-def test_buffers_stay_out_of_pickles():
-    pipe = Items([bytes(100_000)]).map(up).in_memory_cache()
-    size = len(pickle.dumps(pipe))
-    assert len(list(pipe)[0]) == 100_000
-    assert len(pickle.dumps(pipe)) < size + 1000
-
-
 def test_chains_work_in_a_data_loader():
     loader = DataLoader(Items('abcdef').map(up).header(2).cycle(2), batch_size=None, num_workers=1)
     assert list(loader) == list(loader) == list('ABAB')
