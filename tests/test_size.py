@@ -2,6 +2,7 @@
 
 import ast
 import io
+import sys
 import tokenize
 
 import pytest
@@ -27,6 +28,7 @@ def tokens(path):
     )
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason='an f-string is several tokens there')
 @pytest.mark.parametrize('folder', MOST)
 def test_number_of_tokens(folder):
     paths = [path for path in (ROOT / folder).rglob('*.py') if path.name != '_modidx.py']
