@@ -74,8 +74,8 @@ def stub():
     for name in pipe.__all__:
         value = getattr(pipe, name)
         if name == 'WorkerInfo':
-            fields = '; '.join(f'{field}: int = ...' for field in value._fields)
-            lines.append(f'class {name}(NamedTuple): {fields}')
+            fields = (f'    {field}: int = ...' for field in value._fields)
+            lines += [f'class {name}(NamedTuple):', *fields]
         elif inspect.isclass(value):
             lines += class_lines(value)
         else:

@@ -58,7 +58,7 @@ def site(tmp_path_factory):
     with FileLock(f'{out}.lock'):
         if not out.exists():
             built = tmp_path_factory.mktemp('docs') / 'site'
-            said = run(sys.executable, ROOT / 'docs/make.py', built)
+            said = run(sys.executable, ROOT / "docs/make.py", built, timeout=1800)
             assert said == f'open {built}/index.html\n', said
             built.rename(out)
     return out
