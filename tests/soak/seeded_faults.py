@@ -32,10 +32,7 @@ GUARANTEES = {
         'A rejected block changes nothing',
         'test_blocks.py replay/test_replay.py memory/test_sumtree.py envs/test_own_steps.py',
     ),
-    4: (
-        'An interrupt or exception leaves the memory valid',
-        'test_interrupts.py',
-    ),
+    4: ('An interrupt or exception leaves the memory valid', 'test_interrupts.py'),
     5: (
         'Exact checkpoints between items',
         'test_pipe.py replay/test_replay.py learning/test_learners.py envs/test_envs.py memory/test_samplers.py',
@@ -171,13 +168,7 @@ FAULTS = [
         'pass',
         'learning/test_learners.py',
     ),
-    Fault(
-        5,
-        'pipe.py',
-        'self._resume = self.place',
-        'pass',
-        'test_pipe.py',
-    ),
+    Fault(5, 'pipe.py', 'self._resume = self.place', 'pass', 'test_pipe.py'),
     Fault(
         5,
         'memory/priorities.py',
