@@ -3,6 +3,7 @@
 import random
 import resource
 import signal
+import sys
 from copy import deepcopy
 from itertools import islice
 
@@ -248,6 +249,7 @@ def attempts(name, seeds):
             raise AssertionError(f'{name}, seed {seed}: {how}') from e
 
 
+@pytest.mark.skipif(sys.platform != 'linux', reason='processes are forked, with limits')
 @pytest.mark.parametrize('n', [4, pytest.param(25, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('name', CHAINS)
 def test_a_damaged_state_is_refused_and_changes_nothing_or_is_taken(name, n):
