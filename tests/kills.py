@@ -1,26 +1,25 @@
-"""Kills a process that writes a memory on disk, again and again, and looks at what is there.
+"""A process that writes a memory on disk and is killed, again and again, and what must be there afterwards.
 
-`python tests/kills.py --kills 1000` kills that often, in turn for each kind of memory; `--kind frames` only that one. A
-process writes: it opens the directory, adds blocks, tells errors, goes back to checkpoints, closes, opens again. Before
-and after each of these it says so in memory that it shares with this process, and that stays when it is killed. What
-every row must be follows from its key and from the call that wrote it, so a row that was lost, torn or mixed with
-another one is found; so are links, windows, priorities and sequences. Seeds repeat what is written and how long it
-lasts until the kill, but not the very moment."""
+Each value of a row follows from its key and from the call that wrote it, so a row that is lost, torn or mixed with another one
+is found; so are links, windows, sequences and priorities. The writer logs each call, before it begins and after it returned, in
+memory that it shares with its parent. Seeds repeat what is written, but not the moment of a kill."""
 
-import argparse, faulthandler, json, mmap, os, pickle, random, shutil, signal, sys, tempfile, time, traceback, warnings
-from collections import Counter
+import faulthandler
+import mmap
+import os
+import pickle
+import random
+import signal
+import time
+import traceback
 from pathlib import Path
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-import fastrl_replay
-import fastrl_replay.all as all_stages
+from fastrl_replay.all import ExperienceReplay, Frames, PrioritizedReplay, Rows, SequenceReplay
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.row_dtypes import step_dtype
-from fastrl_replay.memory.frames import Frames
-from fastrl_replay.memory.rows import Rows
-from bytecodes import before_bytecodes
 
 # ---- what rows must be ----
 
@@ -115,316 +114,208 @@ class Stream:
 
 
 def told(keys, stamp):
-    return 0.5 + (both(keys, stamp) % np.uint64(100_000)) / 8  # the errors of one call
+    "The TD errors that one call gives these keys"
+    return 0.5 + (both(keys, stamp) % np.uint64(100_000)) / 8
 
 
-# ---- kinds of memory ----
-
-
-class SmallFrames(Frames):
-    "Frames in small segments, of which many come and go"
-
-    least, smallest_segment, raw_frames = 1, 16, 4
-
-
-def opened(kind, path, max_sz, spare=0, mode='a', bs=1):
-    "The replay in a directory"
-    store = {
-        'frames': SmallFrames,
-        'compressed': lambda **kw: SmallFrames(compress='lz4', **kw),
-    }.get(kind, Rows)
-    common = dict(
-        bs=bs,
-        max_sz=max_sz,
-        seed=0,
-        store=store(path=path, **(dict(spare=spare) if mode == 'a' else dict(mode=mode))),
-    )
-    if kind == 'prioritized':
-        return all_stages.PrioritizedReplay(alpha=1, eps=0, initial='td', **common)
-    if kind == 'sequences':
-        return all_stages.SequenceReplay(
-            length=LENGTH, burn_in=BURN_IN, overlap=OVERLAP, alpha=1, eps=0, eta=1, **common
-        )
-    return all_stages.ExperienceReplay(**common)
-
-
-KINDS = 'uniform', 'prioritized', 'sequences', 'frames', 'compressed'
-
-# ---- what the writer says ----
-
-OPS = NONE, OPEN, ADD, UPDATE, SAVE, REWIND, FLUSH, CLOSE = range(8)
-NAMES = 'nothing opening add update checkpoint rewind flush close'.split()
-
-
-class Said:
-    "What was begun and what had returned, in memory that survives who wrote it"
-
-    room = 1 << 14
-
-    def __init__(self):
-        self.memory = mmap.mmap(-1, 8 * (8 + 6 * self.room))
-        words = np.frombuffer(self.memory, np.int64)
-        self.begun, self.done, self.calls = words[0:1], words[1:2], words[8:].reshape(-1, 6)
-
-    def begin(self, *call):
-        i = int(self.begun[0])
-        self.calls[i, : len(call)] = call
-        self.begun[0] = i + 1
-
-    def end(self):
-        self.done[0] = self.begun[0]
-
-    def clear(self):
-        self.begun[0] = self.done[0] = 0
-
-
-def killed_at(at):
-    "Kill this process before bytecode number `at` of this library"
-    seen, here = 0, str(Path(fastrl_replay.__file__).parent)
-
-    def each():
-        nonlocal seen
-        seen += 1
-        if seen == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    before_bytecodes(lambda file: file.startswith(here), each)
-
-
-def write(kind, path, stream, plan, said, rng):
-    "Work on a directory until the kill comes"
-    if plan['at'] and plan['early']:
-        killed_at(plan['at'])
-
-    def open_():
-        said.begin(OPEN, plan['max_sz'], plan['spare'])
-        replay = opened(kind, path, plan['max_sz'], plan['spare'])
-        len(replay.memory)  # it is opened when it is asked
-        said.end()
-        return replay
-
-    replay, saved, stamp = open_(), [], plan['stamp']
-    if plan['at'] and not plan['early']:
-        killed_at(plan['at'])
-    chances = dict(
-        work=[70, 20, 3, 2, 1, 1], close=[60, 10, 3, 2, 4, 20], rewind=[50, 10, 20, 20, 1, 1]
-    )[plan['what']]
-    while said.begun[0] < said.room - 2:
-        stamp += 1
-        memory, op = (
-            replay.memory,
-            rng.choices([ADD, UPDATE, SAVE, REWIND, FLUSH, CLOSE], chances)[0],
-        )
-        first = memory.inserted
-        if op == ADD:
-            n = rng.choice(
-                [
-                    1,
-                    1,
-                    2,
-                    3,
-                    5,
-                    9,
-                    20,
-                    60,
-                    plan['max_sz'] // 2 + 1,
-                    plan['max_sz'] + rng.randrange(9),
-                ]
-            )
-            if first + n > N:
-                break
-            block = Steps(stream.rows(np.arange(first, first + n), np.full(n, stamp)))
-            said.begin(ADD, first, n, stamp)
-            replay.add(block)
-        elif op == UPDATE:
-            keys = drawable(replay, kind)
-            if not len(keys):
-                continue
-            keys = np.random.default_rng(stamp).choice(keys, 4)
-            td = told(keys, stamp)
-            check_batch(replay.sample(), stream)
-            said.begin(UPDATE, stamp, *keys)
-            replay.update_priorities(
-                keys, np.repeat(td[:, None], LENGTH - BURN_IN, 1) if kind == 'sequences' else td
-            )
-        elif op == SAVE:
-            said.begin(SAVE)
-            saved = [*saved[-2:], (first, int(said.begun[0]) - 1, replay.state_dict())]
-        elif op == REWIND:
-            if not saved:
-                continue
-            end, which, state = saved.pop()
-            said.begin(REWIND, end, which)
-            replay.load_state_dict(state)
-        elif op == FLUSH:
-            said.begin(FLUSH)
-            memory.flush()
-        else:
-            said.begin(CLOSE)
-            memory.close()
-            said.end()
-            replay, saved = open_(), []
-            continue
-        said.end()
-    signal.pause()  # all that can be written was: wait for the kill
-
-
-def drawable(replay, kind):
-    "First keys of what can be drawn"
-    replay._catch_up()  # as each call does first
-    if kind != 'sequences':
-        return replay.memory.keys
-    table = replay.table
-    return np.zeros(0, int) if table is None else table.first[table.first >= 0]
+def check_rows(rows, stream, keys, stamps):
+    "Compare rows with what these keys and calls must have written"
+    want = stream.rows(keys, stamps)
+    for name in want.dtype.names if len(rows) else ():
+        wrong = (rows[name] != want[name]).reshape(len(rows), -1).any(1)
+        assert not wrong.any(), f'{name} of key {keys[wrong.argmax()]}, and {wrong.sum()} rows'
 
 
 def check_batch(batch, stream):
-    "Every row that was drawn is what its key and its call say"
+    "Compare a batch with what its keys and calls must have written"
     rows = batch.rows.ravel()
     if 'mask' in rows.dtype.names:
         rows = rows[rows['mask']]
     check_rows(rows, stream, rows['total_reward'].astype(int), rows['stamp'])
 
 
-def check_rows(rows, stream, keys, stamps):
-    want = stream.rows(keys, stamps)
-    if not len(keys):
-        return
-    for name in want.dtype.names:
-        bad = np.flatnonzero((rows[name] != want[name]).reshape(len(rows), -1).any(1))
-        assert not len(bad), (
-            f'{name} of key {keys[bad[0]]} is {rows[name][bad[0]]}, not {want[name][bad[0]]}, and that of {len(bad)} rows of {len(rows)}'
+# ---- kinds of memory ----
+
+KINDS = 'uniform', 'prioritized', 'sequences', 'frames', 'compressed'
+
+
+class SmallFrames(Frames):
+    "Frames in small segments, of which many come and go"
+
+    least, smallest_segment, smallest_file, raw_frames = 1, 16, 4, 4
+
+
+def opened(kind, path, max_sz, spare=0, mode='a', bs=1):
+    "The replay in a directory"
+    options = dict(mode=mode) if mode == 'r' else dict(spare=spare)
+    if kind == 'frames':
+        store = SmallFrames(path=path, **options)
+    elif kind == 'compressed':
+        store = SmallFrames(compress='lz4', path=path, **options)
+    else:
+        store = Rows(path, **options)
+    common = dict(bs=bs, max_sz=max_sz, seed=0, store=store)
+    if kind == 'prioritized':
+        return PrioritizedReplay(alpha=1, eps=0, initial='td', **common)
+    if kind == 'sequences':
+        return SequenceReplay(
+            length=LENGTH, burn_in=BURN_IN, overlap=OVERLAP, alpha=1, eps=0, eta=1, **common
         )
+    return ExperienceReplay(**common)
+
+
+def has_frames(kind):
+    return kind in ('frames', 'compressed')
+
+
+# ---- the writer ----
+
+OPEN, ADD, UPDATE, CLOSE = range(4)
+
+
+class Log:
+    "Calls that were begun and how many of them returned, in memory that outlives its writer"
+
+    size = 1 << 14
+
+    def __init__(self):
+        words = np.frombuffer(mmap.mmap(-1, 8 * (8 + 6 * self.size)), np.int64)
+        self.begun, self.done = words[0:1], words[1:2]
+        self.calls = words[8:].reshape(-1, 6)
+
+    def begin(self, *call):
+        self.calls[self.begun[0], : len(call)] = call
+        self.begun[0] += 1
+
+    def end(self):
+        self.done[0] = self.begun[0]
+
+
+def write(kind, path, stream, max_sz, spare, log, stamp, rng):
+    "Open, add, update and close until the kill comes"
+    replay = None
+    while log.begun[0] < log.size:
+        stamp += 1
+        op = OPEN if replay is None else rng.choices([ADD, UPDATE, CLOSE], [75, 20, 5])[0]
+        if op == OPEN:
+            log.begin(OPEN, max_sz, spare)
+            replay = opened(kind, path, max_sz, spare)
+            len(replay.memory)  # it is opened when it is asked
+        elif op == ADD:
+            first, n = replay.memory.inserted, rng.choice([1, 2, 3, 9, 20, 60, max_sz + 3])
+            if first + n > N:
+                break
+            block = Steps(stream.rows(np.arange(first, first + n), np.full(n, stamp)))
+            log.begin(ADD, first, n, stamp)
+            replay.add(block)
+        elif op == UPDATE and len(replay):
+            batch = replay.sample()
+            check_batch(batch, stream)
+            key = int(batch.index[0])
+            log.begin(UPDATE, key, stamp)
+            replay.update_priorities(
+                [key], np.full((1, LENGTH)[: 1 + (kind == 'sequences')], told(key, stamp))
+            )
+        elif op == CLOSE:
+            log.begin(CLOSE)
+            replay.close()
+            replay = None
+        log.end()
+    signal.pause()
 
 
 # ---- what must be there ----
 
 
 class Expected:
-    "What a directory must hold, found from what its writers said; where a call didn't return, also what it may hold instead"
+    "What a directory must hold, from the log of its writers; after a call that did not return, also what it may hold instead"
 
     def __init__(self):
-        self.stamps, self.inserted, self.reserved, self.floor = np.zeros(N, int), 0, 0, 0
-        self.max_sz, self.ring, self.ends = 1, 1, {0}
-        self.p = {}  # key → priorities that it may have; None: that of a new row
+        self.stamps, self.inserted, self.ends = np.zeros(N, int), 0, {0}
+        self.reserved, self.floor, self.max_sz, self.ring = 0, 0, 1, 1
+        self.priorities = {}  # key → those that it may have; None: that of a new row
 
-    def hear(self, said):
-        "Take in what a writer said; what it was doing last"
-        calls, done = said.calls[: said.begun[0]].tolist(), said.done[0]
-        self.ends, saves = (
-            {self.inserted},
-            {},
-        )  # how many rows there may be; priorities at checkpoints
-        for i, (op, a, b, c, *more) in enumerate(calls):
+    def follow(self, log):
+        calls, done = log.calls[: log.begun[0]].tolist(), log.done[0]
+        for i, (op, a, b, c, *_) in enumerate(calls):
             returned = i < done
             if op == OPEN and returned:
                 self.opened(a, a + b)
             elif op == ADD:
-                self.stamps[a : a + b], self.reserved = c, max(self.reserved, a + b)
+                self.stamps[a : a + b] = c
+                self.reserved = max(self.reserved, a + b)
+                self.ends = {a + b} if returned else {self.inserted, a + b}
                 if returned:
-                    for k in range(a, a + b):
-                        self.p.pop(k, None)  # those of its column
-                self.inserted = a + b if returned else self.inserted
-                self.ends = {self.inserted, a + b}
-            elif op == REWIND:
-                self.ends = {a} if returned else {self.inserted, a}
-                if returned:
-                    self.inserted, self.p = a, saves[b]
-                else:
-                    self.p = {
-                        k: self.p.get(k, {None}) | saves[b].get(k, {None})
-                        for k in {*self.p, *saves[b]}
-                    }
-            elif op == SAVE:
-                saves[i] = dict(self.p)
+                    self.inserted = a + b
             elif op == UPDATE:
-                for k, x in zip([b, c, *more], told(np.array([b, c, *more]), a).tolist()):
-                    self.p[k] = {x} if returned else {x, *self.p.get(k, {None})}
-        return calls[-1][0] if len(calls) > done else NONE
+                before = set() if returned else self.priorities.get(a, {None})
+                self.priorities[a] = {float(told(a, b)), *before}
 
     def oldest(self, inserted):
         "The oldest row that must be there"
         return min(inserted, max(inserted - self.max_sz, self.reserved - self.ring, self.floor))
 
     def opened(self, max_sz, ring):
-        "Where it was made larger, rows that were there are there, and no slot has been used by newer ones"
+        "In a larger memory, rows that were there are there, and no newer ones have used their slots"
         if not self.reserved:
-            self.max_sz, self.ring = max_sz, ring
+            self.ring = ring
         if ring > self.ring:
             self.floor, self.reserved = self.oldest(self.inserted), self.inserted
         self.max_sz, self.ring = max_sz, max(ring, self.ring)
 
 
-def check(kind, path, stream, expected, mode, made):
-    "Hold a directory against what must be there; how many rows there are"
+def check(kind, path, stream, expected, mode):
+    "Open a directory and compare all of it with what must be there; return how many rows were added to it"
     replay = opened(kind, path, expected.max_sz, expected.ring - expected.max_sz, mode)
     memory = replay.memory
     inserted, oldest = memory.span
-    assert inserted in expected.ends, f'{inserted} rows have come, not {expected.ends}'
-    assert oldest <= expected.oldest(inserted), (
-        f'the oldest row is {oldest}, not {expected.oldest(inserted)}, of {inserted}'
-    )
-    assert (
-        inserted - oldest <= expected.max_sz
-        and memory.keys.tolist() == list(range(oldest, inserted))
-        and len(memory) == inserted - oldest
-    )
-    if inserted == oldest:
-        return inserted
+    assert inserted in expected.ends, f'{inserted} rows, not {expected.ends}'
+    assert oldest <= expected.oldest(inserted), f'{oldest} is the oldest row'
     keys = memory.keys
+    assert keys.tolist() == list(range(oldest, inserted))
+    assert len(keys) <= expected.max_sz
+    if not len(keys):
+        return inserted
     check_rows(memory.take(keys).rows, stream, keys, expected.stamps[keys])
     follows = stream.links(oldest, inserted, expected.max_sz)
-    walked, at = memory.walk(keys, [1, -1, 2]), keys
-    assert walked[:, 0].tolist() == follows.tolist(), 'links forward'
     before = np.full(len(keys), -1)
     before[follows[follows >= 0] - oldest] = keys[follows >= 0]
-    assert walked[:, 1].tolist() == before.tolist(), 'links back'
-    windows = memory.windows(keys, 4).rows
+    assert memory.walk(keys, [1, -1]).tolist() == np.stack([follows, before], 1).tolist(), 'links'
+    check_windows(memory.windows(keys, 4).rows, stream, keys, follows, expected)
+    if len(replay):
+        check_batch(replay.sample(), stream)
+    if kind == 'prioritized':
+        new = stream.rows(keys, expected.stamps[keys])['td'].tolist()
+        for key, priority, td in zip(keys.tolist(), replay.sampler.kept(), new, strict=True):
+            allowed = {td if p is None else p for p in expected.priorities.get(key, {None})}
+            assert priority in allowed, f'priority {priority} of key {key}, not {allowed}'
+    if kind == 'sequences':
+        firsts = sequences(stream, follows, oldest)
+        assert len(replay) == len(firsts), 'sequences'
+        if firsts:
+            assert {*replay.sample(len(firsts)).index.tolist()} <= {*firsts}, 'sequences'
+    return inserted
+
+
+def check_windows(windows, stream, keys, follows, expected):
+    at, oldest = keys, keys[0]
     for t in range(4):
         there = at >= 0
         assert windows['mask'][:, t].tolist() == there.tolist(), f'windows, row {t}'
         check_rows(windows[there, t], stream, at[there], expected.stamps[at[there]])
         at = np.where(there, np.r_[follows, -1][np.where(there, at - oldest, -1)], -1)
-    if kind in ('prioritized', 'sequences'):
-        check_priorities(replay, kind, expected, stream, follows, oldest)
-    for n in 1, 3:
-        if len(drawable(replay, kind)) >= n:
-            check_batch(replay.sample(n), stream)
-    if mode == 'a' and made % 3 == 0:
-        memory.close()
-    return inserted
-
-
-def check_priorities(replay, kind, expected, stream, follows, oldest):
-    "Priorities are those of the last update, or the one before where it didn't return"
-    firsts = drawable(replay, kind)
-    if kind == 'sequences':
-        assert sorted(firsts.tolist()) == sequences(stream, follows, oldest), 'sequences'
-    if not len(firsts):
-        return
-    if kind == 'sequences':
-        table = replay.table
-        p = replay.sampler.tree[np.flatnonzero(table.first >= 0)]
-    else:
-        p = replay.sampler.tree[firsts % len(replay.sampler.tree)]
-    assert (p > 0).all() and np.isfinite(p).all(), 'a priority that is none'
-    column = stream.rows(firsts, expected.stamps[firsts])['td']
-    for key, x, td in zip(firsts.tolist(), p.tolist(), column.tolist()):
-        may = expected.p.get(key, {None})
-        assert x in may or None in may and (kind == 'sequences' or x == td), (
-            f'the priority of key {key} is {x}, not {may}'
-        )
 
 
 def sequences(stream, follows, oldest):
-    "First keys of the sequences that are complete"
-    found, stride = [], LENGTH - OVERLAP
+    "The first keys of all whole sequences"
+    found = []
     for i in range(len(follows)):
         key, n, at = i + oldest, 1, i
         while n < LENGTH and follows[at] >= 0:
             at, n = follows[at] - oldest, n + 1
         step, ended = stream.step[key], stream.end[at + oldest]
-        if n == LENGTH and (step % stride == 0 or ended) or n < LENGTH and ended and step == 0:
+        full = n == LENGTH and (step % (LENGTH - OVERLAP) == 0 or ended)
+        if full or n < LENGTH and ended and step == 0:
             found.append(key)
     return found
 
@@ -433,9 +324,10 @@ def sequences(stream, follows, oldest):
 
 
 def forked(call, *args):
-    "Run in a process of its own; what it returns, or what went wrong"
+    "Call in a process of its own; return 0 and what it returned, or 1 and what went wrong"
     read, out = os.pipe()
-    if not (pid := os.fork()):
+    pid = os.fork()
+    if not pid:
         try:
             said = 0, call(*args)
         except BaseException:
@@ -447,201 +339,69 @@ def forked(call, *args):
     with os.fdopen(read, 'rb') as f:
         said = f.read()
     status = os.waitpid(pid, 0)[1]
-    if not said:
-        return 1, f'the process ended with {status}'
-    return pickle.loads(said)
+    return pickle.loads(said) if said else (1, f'the process ended with {status}')
 
 
 def child(call, *args):
     "Start a process that is going to be killed"
-    if pid := os.fork():
+    pid = os.fork()
+    if pid:
         return pid
     try:
         faulthandler.disable()
-        signal.alarm(60)  # where nobody kills it
+        signal.alarm(120)  # if nobody kills it
         call(*args)
     except BaseException:
         os.write(2, traceback.format_exc().encode())
     os._exit(1)
 
 
-class Killer:
-    "Kills writers of one kind of memory"
-
-    def __init__(self, kind, seed, where):
-        self.kind, self.seed, self.where, self.said = kind, seed, Path(where), Said()
-        self.rounds, self.directories, self.counts, self.rows = 0, 0, Counter(), 0
-        self.path = None
-
-    def __repr__(self):
-        e, done = self.expected, int(self.said.done[0])
-        calls = [
-            f'{NAMES[op]} {" ".join(map(str, a))}'
-            for op, *a in self.said.calls[: self.said.begun[0]].tolist()
-        ]
-        return (
-            f'max_sz {e.max_sz}, ring {e.ring}, {e.inserted} rows, {e.reserved} reserved, floor {e.floor}; calls that returned: '
-            f'{calls[:3]} … {calls[:done][-9:]}, and that didn\'t: {calls[done:]}'
-        )
-
-    def begin(self, rng):
-        "A new directory"
-        if self.path:
-            shutil.rmtree(self.path, ignore_errors=True)
-        self.directories += 1
-        self.path, self.stream = (
-            self.where / f'{self.kind}-{self.directories}',
-            Stream(rng.randrange(1 << 30), self.kind in ('frames', 'compressed')),
-        )
-        self.expected = Expected()
-        self.max_sz, self.spare = (
-            rng.choice(
-                [1, 2, 9, 60, 300, 300, 1500, 1500]
-                if self.kind != 'sequences'
-                else [9, 60, 300, 300, 1500, 1500]
-            ),
-            rng.choice([0, 0, 3, 40, 500]),
-        )
-
-    def kill(self):
-        "One process is killed, and what it left is looked at; what is wrong, or None"
-        rng = random.Random(f'{self.seed} {self.kind} {self.rounds}')
-        self.rounds += 1
-        what = rng.choices(
-            ['work', 'open', 'grow', 'first', 'close', 'rewind'], [52, 10, 10, 5, 10, 13]
-        )[0]
-        if (
-            self.path is None
-            or what == 'first'
-            or self.expected.inserted > N * 3 // 4
-            or rng.random() < 0.02
-        ):
-            self.begin(rng)
-        if what == 'grow' and self.max_sz < 4000:
-            self.max_sz, self.spare = (
-                self.max_sz + rng.choice([1, self.max_sz]),
-                self.spare + rng.choice([0, 5]),
-            )
-        early = what in ('open', 'grow', 'first')
-        at = (
-            int(10 ** rng.uniform(0, 4.5)) if rng.random() < 0.4 else 0
-        )  # at a bytecode, or by the clock
-        delay = (
-            10 ** rng.uniform(-5, -2)
-            if early
-            else rng.choice([rng.uniform(0, 0.03), 10 ** rng.uniform(-5, -2)])
-        )
-        plan = dict(
-            max_sz=self.max_sz,
-            spare=self.spare,
-            what=what if what in ('close', 'rewind') else 'work',
-            stamp=self.rounds << 20,
-            early=early,
-            at=at,
-        )
-        self.said.clear()
-        sys.stdout.flush()
-        pid = child(write, self.kind, self.path, self.stream, plan, self.said, rng)
-        if not at:
-            began, until = self.said.begun if early else self.said.done, time.monotonic() + 30
-            while not began[0] and time.monotonic() < until:
-                time.sleep(1e-5)
-            time.sleep(delay)
-            os.kill(pid, signal.SIGKILL)
-        if os.waitpid(pid, 0)[1] != signal.SIGKILL:
-            return f'a writer that failed: {self}'
-        return self.look(rng)
-
-    def look(self, rng):
-        "What is there, in a process of its own"
-        op = self.expected.hear(self.said)
-        self.counts[NAMES[op]] += 1
-        meta = self.path / 'meta.json'
-        if not meta.exists():
-            return None if not self.expected.inserted else 'there is no memory any more'
-        said = json.loads(meta.read_text())
-        self.expected.opened(said['max_sz'], said['ring'])
-        for mode in rng.choice([['r'], ['a'], ['r', 'a'], ['a', 'a']]):
-            wrong, got = forked(
-                check, self.kind, self.path, self.stream, self.expected, mode, self.rounds
-            )
-            if wrong:
-                return f'{self.kind}, killed in {NAMES[op]}, opened to {dict(a="write", r="read")[mode]}:\n{got}{self}'
-            self.expected.inserted, self.expected.ends = got, {got}
-        self.rows += min(self.expected.inserted, self.expected.max_sz)
+def stop(pid):
+    "Kill a child; return how it ended"
+    os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
 
 
-def kills(kind, n, seed=0, where=None, tell=None):
-    "Kill `n` writers of a memory; the killer, and what went wrong or None"
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        killer = Killer(kind, seed, where)
-        for i in range(n):
-            if wrong := killer.kill():
-                return killer, f'{wrong}\nround {killer.rounds}, seed {seed}: {killer.path}'
-            if tell:
-                tell(i + 1)
-    shutil.rmtree(killer.path, ignore_errors=True)
-    return killer, None
+def warm(kind, path):
+    "Compile what writers and checks use, so that each child need not"
+    stream, expected = Stream(0, has_frames(kind)), Expected()
+    expected.opened(20, 20)
+    expected.stamps[:45], expected.reserved, expected.ends = 1, 45, {45}
+    with opened(kind, path, 20) as replay:
+        for first in 0, 15, 30:
+            replay.add(Steps(stream.rows(np.arange(first, first + 15), np.ones(15, int))))
+        if kind != 'sequences':
+            replay.update_priorities([44], [told(44, 1)])
+            expected.priorities[44] = {float(told(44, 1))}
+    for mode in 'r', 'a':
+        check(kind, path, stream, expected, mode)
+    return stream, expected
 
 
-def warm(kind, where):
-    "Compile what writers and checks use, so that they needn't"
-    path, stream, expected = (
-        Path(where) / f'warm-{kind}',
-        Stream(0, kind in ('frames', 'compressed')),
-        Expected(),
-    )
-    replay = opened(kind, path, 20)
-    for a in range(0, 60, 15):
-        replay.add(Steps(stream.rows(np.arange(a, a + 15), np.ones(15, int))))
-    keys = drawable(replay, kind)[:2]
-    if len(keys):
-        replay.update_priorities(keys, np.ones((2, LENGTH - BURN_IN)[: 1 + (kind == 'sequences')]))
-    replay.sample()
-    replay.load_state_dict(replay.state_dict())
-    replay.memory.close()
-    opened(kind, path, 30).memory.close()
-    expected.max_sz = 30
-    shutil.rmtree(path)
-
-
-def main(args):
-    where = tempfile.mkdtemp(dir=args.dir)
-    failed, names = False, KINDS if args.kind is None else [args.kind]
-    for i, kind in enumerate(names):
-        n, began = (args.kills + i) // len(names), time.monotonic()
-        warm(kind, where)
-        shown = (
-            (lambda done: print(f'\r{kind}: {done} of {n} kills', end='', flush=True))
-            if sys.stdout.isatty()
-            else None
-        )
-        killer, wrong = kills(kind, n, args.seed, where, shown)
-        said = ', '.join(f'{c} in {name}' for name, c in killer.counts.most_common())
-        print(
-            f'\r{kind}: {killer.rounds} kills of {killer.directories} memories, {killer.rows:_} rows looked at, in {time.monotonic() - began:.0f} s: {said}'
-        )
-        if wrong:
-            print(wrong)
-        failed = failed or wrong is not None
-    if not failed:
-        shutil.rmtree(where, ignore_errors=True)
-    print('something is wrong' if failed else 'nothing was lost, torn or mixed')
-    return int(failed)
-
-
-if __name__ == '__main__':
-    parser = argparse.ArgumentParser(
-        description=__doc__.split('\n\n')[0],
-        epilog='exit status 1 where something is wrong; the directory is kept',
-    )
-    parser.add_argument('--kills', type=int, default=1000, help='how many, in turn for all kinds')
-    parser.add_argument(
-        '--seed', type=int, default=0, help='of what is written, and when kills come'
-    )
-    parser.add_argument(
-        '--kind', choices=KINDS, help='one kind of memory; all of them unless given'
-    )
-    parser.add_argument('--dir', help='where memories lie meanwhile')
-    sys.exit(main(parser.parse_args()))
+def kill_writers(kind, n, where, seed=0):
+    "Kill `n` writers at random moments, and check the directory after each"
+    rng, log = random.Random(f'{kind} {seed}'), Log()
+    warm(kind, Path(where) / 'warm')
+    for i in range(n):
+        if i % 6 == 0:
+            path, stream, expected = Path(where) / f'{i}', Stream(i, has_frames(kind)), Expected()
+            max_sz, spare = rng.choice([9, 60, 300]), rng.choice([0, 3, 500])
+        elif i % 6 == 3:
+            max_sz += rng.choice([1, max_sz])
+        log.begun[0] = log.done[0] = 0
+        pid = child(write, kind, path, stream, max_sz, spare, log, i << 20, rng)
+        calls, until = rng.choice([0, 1, 40]), time.monotonic() + 60
+        while log.done[0] < calls and time.monotonic() < until:
+            time.sleep(1e-4)
+        time.sleep(rng.choice([0, rng.uniform(0, 0.03)]))
+        assert stop(pid) == signal.SIGKILL, 'the writer failed'
+        expected.follow(log)
+        if not (path / 'meta.json').exists():
+            assert not expected.inserted
+            continue
+        for mode in 'r', 'a':
+            if mode == 'a':
+                expected.opened(max_sz, max_sz + spare)
+            wrong, got = forked(check, kind, path, stream, expected, mode)
+            assert not wrong, f'kill {i} of {kind}, opened with mode={mode!r}: {got}'
+            expected.inserted, expected.ends = got, {got}
