@@ -3,7 +3,7 @@
 import math, pickle
 from itertools import islice
 
-import numpy as np, pytest, torch
+import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 from torch import nn
@@ -1062,3 +1062,39 @@ def test_networks_in_bfloat16_learn_nearly_the_same(name):
     plain.load_state_dict(half.state_dict())
     with pytest.raises(ValueError, match="precision; got 'half'"):
         records(precision='half')
+
+
+# ---- they learn ----
+
+
+class Recall(gym.Env):
+    "Shows a number, then nothing, and rewards the action that repeats the number"
+
+    observation_space, action_space = Box(-1, 1, (2,)), Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.cue = 0, int(self.np_random.integers(2))
+        return np.float32([0, 2 * self.cue - 1]), {}
+
+    def step(self, action):
+        self.t += 1
+        reward = float(self.t == 2 and action == self.cue)
+        return np.float32([1, 0]), reward, self.t == 2, False, {}
+
+
+def test_r2d2_learns_to_remember():
+    torch.manual_seed(0)
+    net = RecurrentNet(Recall.observation_space, Recall.action_space, 8)
+    steps = GymStepper([Recall] * 8, EpsGreedy(net, 0.3, seed=0), seed=0)
+    replay = steps.sequence_replay(32, 2000, length=2, burn_in=0, overlap=0, seed=0)
+    list(islice(replay.r2d2(net, n=1, lr=1e-2, target_every=10), 300))
+    assert evaluate(EpsGreedy(net, 0.0), Recall, 50, 1).mean() == 1
+
+
+def test_a_table_learns():
+    "The shortest way along the cliff"
+    table = QTable(Discrete(48), Discrete(4))
+    steps = GymStepper('CliffWalking-v1', EpsGreedy(table, 0.1, seed=0), seed=0)
+    list(islice(steps.q_learn(table, gamma=1.0, lr=0.5), 8000))
+    assert evaluate(EpsGreedy(table, 0.0), 'CliffWalking-v1', 1, 0) == -13
