@@ -548,30 +548,23 @@ def test_padding_has_no_effect():
 
 
 def test_dueling_and_other_memories():
-    "A dueling head learns; a network with one tensor of memory, and rows without stored memory, begin at zero"
+    "A dueling head, and a network with one tensor of memory"
 
-    class Gru(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.gru, self.head = nn.GRU(2, 4, batch_first=True).double(), nn.Linear(4, 3).double()
-
+    class Gru(nn.GRU):
         def initial_hidden(self, n):
-            return torch.zeros(n, 4).double()
+            return torch.zeros(n, 3).double()
 
         def forward(self, s, h):
-            y, h = self.gru(s, h[None].contiguous())
-            return self.head(y), h[0]
+            y, h = super().forward(s, h[None].contiguous())
+            return y, h[0]
 
     replay = SequenceReplay(None, 2, 50, length=4, burn_in=2, overlap=2, seed=0)
     replay.add(Steps(tale([9, -9], hidden=False)))
-    for net in Gru(), recurrent(dueling=True):
+    for net in Gru(2, 3, batch_first=True).double(), recurrent(dueling=True):
         before, learner = weights(net), R2D2Learner([], net, lr=1e-2)
         for _ in range(30):
-            record = learner.learn(replay.sample())
-        assert not any(
-            torch.equal(before[k], v) for k, v in net.state_dict().items() if 'bias_hh' not in k
-        ) and math.isfinite(record['loss'])
+            learner.learn(replay.sample())
+        assert not any(torch.equal(before[k], v) for k, v in net.state_dict().items())
 
 
 def test_padded_states_of_a_space_without_0():
@@ -997,17 +990,6 @@ def test_the_action_space_is_named(space, name):
     with pytest.raises(ValueError, match=says):
         table = QTable(Discrete(5), Discrete(3))
         QLearner([], table).learn(Steps(np.zeros(4, step_dtype(Discrete(5), space))))
-
-
-def test_a_table_of_other_states_names_the_observation_space():
-    steps = scripted_steps([script(3)], 1)
-    with pytest.raises(
-        ValueError,
-        match=r"QLearner: column 'state': the observation space; got a Box \(float32\[2\] in each row\); expected Discrete .* Remedy: a network",
-    ):
-        list(QLearner(steps, QTable(Discrete(5), Discrete(3))))
-    with pytest.raises(ValueError, match=r'QLearner: a batch; got shape \[1, 1\]'):
-        QLearner([], QTable(Discrete(5), Discrete(3))).learn(steps[0][None])
 
 
 @pytest.mark.parametrize('states', [np.zeros(4, 'f4'), 3, dict(a=3)], ids=repr)
