@@ -273,18 +273,6 @@ def test_what_no_actor_should_say(bend, i):
     assert same(policy(states(3)), good(states(3)))
 
 
-def test_an_actor_of_images():
-    "The actor and the critics have convolutions"
-    image = Box(0, 255, (2, 12, 12), np.uint8)
-    actor, critics = actor_net(image, ARM, (8,), True), Critics(image, ARM, (8,))
-    rows = Steps(np.zeros(5, step_dtype(image, ARM)))
-    rows.state.random_(256)
-    before = actor[-1].weight.detach().clone()
-    SACLearner([], actor, critics, ARM).learn(rows)
-    assert not torch.equal(before, actor[-1].weight)
-    assert SquashedGaussian(actor, ARM)(rows.state).shape == (5, 2)
-
-
 # ---- SAC, row by row ----
 
 

@@ -393,63 +393,54 @@ class PlainR2D2(Plain):
         h = torch.sigmoid(o) * torch.tanh(c)
         return Wo @ h + bo, h, c
 
+    def values(self, w, start, states, burn):
+        "Values of each state; no gradient comes from the first ones"
+        memory, out = start, []
+        for t, s in enumerate(states):
+            with torch.set_grad_enabled(t >= burn):
+                q, *memory = self.cell(w, s, *memory)
+            out.append(q)
+        return out
+
     def learn(self, batch, gamma, n, rescaled):
-        w, old, gamma = (
-            [torch.tensor(x, requires_grad=True) for x in self.w],
-            [torch.tensor(x) for x in self.target],
-            float(np.float32(gamma)),
-        )
-        rows, burn, total, tds, qs = batch.rows, batch._split, 0, [], []
+        w = [torch.tensor(x, requires_grad=True) for x in self.w]
+        old = [torch.tensor(x) for x in self.target]
+        gamma = float(np.float32(gamma))
+        rows, burn = batch.rows, batch.burn_in.shape[1]
+        total, tds, qs = 0, [], []
         for b in range(len(rows)):
             steps = int(rows['mask'][b].sum())
-            start = (
-                [torch.as_tensor(x[b].clone()).double() for x in batch.hidden]
-                if 'hidden' in dir(batch)
-                else [torch.zeros(self.w[3].shape[1]).double()] * 2
-            )
-            mine, theirs, td = start, start, []
-            with torch.no_grad():
-                for t in range(min(burn, steps)):
-                    mine, theirs = (
-                        self.cell(w, rows['state'][b, t], *mine)[1:],
-                        self.cell(old, rows['state'][b, t], *theirs)[1:],
-                    )
-            if steps > burn:
-                q, judged = [], []
-                for s in [*rows['state'][b, burn:steps], rows['next_state'][b, steps - 1]]:
-                    out, *mine = self.cell(w, s, *mine)
-                    q.append(out)
-                    with torch.no_grad():
-                        out, *theirs = self.cell(old, s, *theirs)
-                        judged.append(out)
-                for t in range(burn, steps):
-                    goal, weight = 0.0, 1.0
-                    for k in range(t, min(t + n, steps)):
-                        goal += weight * float(rows['reward'][b, k])
-                        weight *= 0.0 if rows['terminated'][b, k] else gamma
-                    best = int(np.argmax(q[k + 1 - burn].detach().numpy()))
-                    value = judged[k + 1 - burn][best].item()
-                    goal += weight * (exact_back(value) if rescaled else value)
-                    if rescaled:
-                        goal = exact_h(goal)
-                    guess = q[t - burn][int(rows['action'][b, t])]
-                    error = goal - guess
-                    loss = error * error / 2 if abs(error.item()) <= 1 else error.abs() - 0.5
-                    total = total + float(batch.weight[b]) * loss
-                    td.append(error.item())
-                    qs.append(guess.item())
-            tds.append(td)
+            start = [torch.zeros(self.w[3].shape[1]).double()] * 2
+            if 'hidden' in dir(batch):
+                start = [x[b].double() for x in batch.hidden]
+            states = [*rows['state'][b, :steps], rows['next_state'][b, steps - 1]]
+            q = self.values(w, start, states, burn)
+            judged = self.values(old, start, states, burn)
+            tds.append([])
+            for t in range(burn, steps):
+                end = min(t + n, steps)
+                goal, weight = 0.0, 1.0
+                for k in range(t, end):
+                    goal += weight * float(rows['reward'][b, k])
+                    weight *= 0.0 if rows['terminated'][b, k] else gamma
+                value = judged[end][q[end].argmax()].item()
+                if rescaled:
+                    goal = exact_h(goal + weight * exact_back(value))
+                else:
+                    goal += weight * value
+                guess = q[t][int(rows['action'][b, t])]
+                error = goal - guess
+                loss = error * error / 2 if abs(error.item()) <= 1 else error.abs() - 0.5
+                total = total + float(batch.weight[b]) * loss
+                tds[-1].append(error.item())
+                qs.append(guess.item())
         count = max(len(qs), 1)
-        if len(qs):
-            (total / count).backward()
-        grads = [np.zeros(p.shape) if p.grad is None else p.grad.numpy() for p in w]
-        loss = total.item() / count if len(qs) else 0.0
-        return dict(
-            loss=loss,
-            norm=self.step(grads),
-            td=sum(abs(x) for td in tds for x in td) / count,
-            q=sum(qs) / count,
-        ), tds
+        loss = total / count
+        grads = [np.zeros(x.shape) for x in w]
+        if qs:
+            grads = [g.numpy() for g in torch.autograd.grad(loss, w)]
+        td = sum(abs(x) for td in tds for x in td) / count
+        return dict(loss=float(loss), norm=self.step(grads), td=td, q=sum(qs) / count), tds
 
 
 @st.composite

@@ -15,7 +15,6 @@ from fastrl_replay.all import (
     GymStepper,
     Items,
     Normalised,
-    RecurrentNet,
     RewardNorm,
     SquashedGaussian,
     StateError,
@@ -185,19 +184,6 @@ def test_what_is_drawn_is_scaled_and_what_is_stored_is_not():
         scaled = (raw / float(rewards.moments.std(1e-8))).clamp(-10, 10)
         torch.testing.assert_close(batch.reward, scaled)
         batch.update_priorities(np.ones(4))
-
-
-def test_sequences_are_scaled_with_what_belongs_to_them():
-    "Rewards of all steps; keys, weights and the hidden state are there"
-    rewards, net = RewardNorm(0.9), RecurrentNet(BOX, spaces.Discrete(3), 4)
-    pipe = (
-        Items(scripted_steps([script(6)], 60))
-        .update_norms(rewards=rewards)
-        .sequence_replay(bs=2, max_sz=50, length=4, burn_in=1, overlap=2, seed=0)
-        .scale_rewards(rewards)
-        .r2d2(Normalised(StateNorm(BOX), net))
-    )
-    assert all(np.isfinite(r['loss']) for r in islice(pipe, 3))
 
 
 def test_policies_in_workers_have_the_statistics_of_this_process():

@@ -231,15 +231,6 @@ def test_a_state_that_does_not_fit_changes_nothing():
     assert stage.merge(episode(100, start=3)).reward.tolist() == [31, 60, 100]
 
 
-def test_restoring_forgets_what_waited():
-    "And the columns, where nothing waited when it was saved"
-    stage = NStep([], 3, 0.5)
-    empty = stage.state_dict()
-    stage.merge(episode(1, 10, ends=None))
-    stage.load_state_dict(empty)
-    assert stage.merge(episode(100, start=3, dtype=KINDS['odd'])).reward.tolist() == [100]
-
-
 # ---- n_skip ----
 
 

@@ -1,11 +1,12 @@
 """How kernels are compiled: when a line says so, and what of it Python's garbage collector sees."""
 
 import gc, os, subprocess, sys
+from pathlib import Path
 
 import pytest
 from fastrl_replay.steps.compiled import njit
-from test_house import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 LINE = 'fastrl_replay compiles its kernels (once; 0 s so far) ...\n'
 
 KERNELS = """import sys

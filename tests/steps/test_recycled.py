@@ -1,6 +1,6 @@
 "Memory of batches is used again, and never while any part of it is in use"
 
-import os, resource
+import os
 import numpy as np, pytest, torch
 from gymnasium.spaces import Box, Discrete
 from fastrl_replay.all import *
@@ -43,22 +43,6 @@ def test_what_is_held_of_a_batch_stays_as_it_was(made, rows):
         replay.sample().rows.view(np.uint8)[:] = 255  # drawn, written to, and let go at once
     for part, copy in zip(held, copies):
         assert torch.equal(torch.as_tensor(part), copy)
-
-
-@pytest.mark.parametrize('made, rows', [*replays()])
-def test_batches_that_are_drawn_ahead_take_no_new_pages(made, rows):
-    "Two wait, one is being drawn, one is in use"
-    replay = made()
-    replay.add(Steps(rows))
-    with replay.prefetch(2) as ahead:
-        batches = iter(ahead)
-        for _ in range(20):
-            batch = next(batches)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(50):
-            batch = next(batches)
-        pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    assert pages < 50 * batch.rows.nbytes / 4096 / 8  # an eighth of those that the batches have
 
 
 def test_a_child_has_its_own():
