@@ -286,7 +286,7 @@ events = st.tuples(st.sampled_from(EVENTS), st.integers(0, 9), st.integers(0, 11
 
 
 @pytest.mark.filterwarnings('ignore:.*is less than burn_in')
-@cases(160)
+@cases(100)
 @given(st.lists(events, min_size=5, max_size=30), sizes, settings)
 def test_any_story_agrees_with_the_reference(events, sizes, settings):
     "Adding, drawing, late TD errors, refusals, restarts, freezing: every row and state that is drawn, priorities, weights, counts"
