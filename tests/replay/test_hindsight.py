@@ -449,7 +449,7 @@ def flipped(bits, **changes):
 
 
 TINY = dict(
-    env='fastrl_replay/BitFlip-v0(bits=3)', steps=200, warmup=50, network=8, bs=8, max_sz=300
+    env='fastrl_replay/BitFlip-v0(bits=3)', steps=400, warmup=50, network=8, bs=8, max_sz=300
 )
 
 
