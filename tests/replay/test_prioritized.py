@@ -521,9 +521,12 @@ def test_a_state_is_a_copy_and_may_be_loaded_over_another(kind):
     b.load_state_dict(state)
     first = b.memory.base  # keys that were given out before are not given out again
     assert first == 21
+    for r in a, b:
+        r.add(numbered(2, 5))  # with the largest priority ever
+    close(a.sampler.probabilities(), b.sampler.probabilities())
     for r, base in (a, 0), (b, first):
         r.update_priorities([base, base + 1], [70, 80])
-        r.add(numbered(9, 5))
+        r.add(numbered(4, 7))
     assert same(state, kept)
     assert draws(b, 5) == [[k + first for k in d] for d in draws(a, 5)]
     assert a.memory[:] == b.memory[:]
