@@ -514,7 +514,8 @@ def test_a_state_is_a_copy_and_may_be_loaded_over_another(kind):
     a, b = (
         PrioritizedReplay(bs=3, max_sz=7, kind=kind, initial='max_ever', seed=s) for s in (0, 1)
     )
-    a.update_priorities(a.add(numbered(5)), [1, 2, 3, 4, 5])
+    a.update_priorities(a.add(numbered(5)), [1, 2, 3, 4, 50])
+    a.update_priorities([4], [5])  # the largest ever is not there any more
     state, kept = a.state_dict(), everything(a)
     b.update_priorities(b.add(numbered(20)), range(100, 120))
     b.sample()
@@ -522,7 +523,7 @@ def test_a_state_is_a_copy_and_may_be_loaded_over_another(kind):
     first = b.memory.base  # keys that were given out before are not given out again
     assert first == 21
     for r in a, b:
-        r.add(numbered(2, 5))  # with the largest priority ever
+        r.add(numbered(2, 5))  # they get the largest priority ever
     close(a.sampler.probabilities(), b.sampler.probabilities())
     for r, base in (a, 0), (b, first):
         r.update_priorities([base, base + 1], [70, 80])
