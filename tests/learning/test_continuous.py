@@ -10,14 +10,9 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from fastrl_replay.all import *
-from fastrl_replay.envs.actions import check_action
-from fastrl_replay.app.recipe_settings import recipe
-from fastrl_replay.app.recipes import Agent, step_env
-from fastrl_replay.steps.settings import SettingsError
-from fastrl_replay.app.runs import start
 from fastrl_replay.testing import ScriptedEnv, same, script, through_file
 from strategies import cases
-from test_learners import WIDE, Adam, arrays, close, fill
+from test_learners import COLUMNS, WIDE, Adam, arrays, close, fill
 
 Box, Discrete, nan, inf = spaces.Box, spaces.Discrete, float('nan'), float('inf')
 torch.set_num_threads(1)
@@ -31,9 +26,8 @@ def take(pipe, n):
 
 
 def steered(space, answer, **kw):
-    return take(
-        GymStepper(ScriptedEnv(**script(9), action_space=space), lambda s: answer, **kw), 1
-    )[0].rows['action'][0]
+    stepper = GymStepper(ScriptedEnv(**script(9), action_space=space), lambda s: answer, **kw)
+    return take(stepper, 1)[0].rows['action'][0]
 
 
 ULP = 2.0**-23
@@ -46,80 +40,40 @@ ULP = 2.0**-23
         (1 + 2 * ULP, 1, 1),
         (-1 - 2 * ULP, -1, -1),
         (1.5, None, 1),
-        (-9.0, None, -1),
-        (inf, None, 1),
         (-inf, None, -1),
         (nan, None, None),
     ],
 )
 def test_actions_that_are_clipped(answer, rounding, all):
-    "clip=None: rounding errors; True: all that is a number; False: none"
-    space = Box(-1, 1, (2,))
+    "clip=None clips rounding errors, True all numbers, False none"
     for clip, want in (None, rounding), (True, all), (False, 0 if answer == 0 else None):
         given = np.float32([[0, answer]])
-        if want is not None:
-            assert steered(space, given, clip=clip).tolist() == [0, want]
-        else:
+        if want is None:
             with pytest.raises(ActionError, match='outside its space'):
-                steered(space, given, clip=clip)
-        assert np.array_equal(
-            given, np.float32([[0, answer]]), equal_nan=True
-        )  # the policy's own array is as it was
+                steered(Box(-1, 1, (2,)), given, clip=clip)
+        else:
+            assert steered(Box(-1, 1, (2,)), given, clip=clip).tolist() == [0, want]
+        assert np.array_equal(given, np.float32([[0, answer]]), equal_nan=True)
 
 
 def test_only_boxes_are_clipped():
-    "Whole numbers in a box are; actions that are names of something are not, and the remedy says so"
-    assert (
-        steered(Box(0, 8, (1,), np.int64), [[11]], clip=True) == 8
-        and steered(Box(0, 8, (1,), np.uint8), [[-1]], clip=True) == 0
-    )
-    for space, wrong in (
-        (Discrete(2), [2]),
-        (spaces.MultiDiscrete([2, 3]), [[0, 3]]),
-        (spaces.MultiBinary(2), [[0, 2]]),
-    ):
+    "Whole numbers in a box are clipped; numbers that are names are not, and the remedy says so"
+    assert steered(Box(0, 8, (1,), np.int64), [[11]], clip=True) == 8
+    for space, wrong in (Discrete(2), [2]), (spaces.MultiDiscrete([2, 3]), [[0, 3]]):
         with pytest.raises(ActionError, match='Remedy: clip it in the policy$'):
             steered(space, wrong, clip=True)
     nested = spaces.Dict(a=spaces.Tuple([Box(-1, 1, (2,)), Discrete(2)]))
     got = steered(nested, dict(a=(np.float32([[5, -5]]), [1])), clip=True)['a']
-    assert got['[0]'].tolist() == [1, -1] and got['[1]'] == 1
-    with pytest.raises(ActionError, match=r"action\['a'\]\[1\]"):
-        steered(nested, dict(a=(np.float32([[5, -5]]), [2])), clip=True)
-
-
-@pytest.mark.parametrize('clip', ['yes', 1, 0, 2.0])
-def test_clip_is_one_of_three(clip):
-    with pytest.raises(
-        ValueError, match=r'^GymStepper: clip; got .*; expected True, False or None'
-    ):
-        GymStepper('Pendulum-v1', clip=clip)
-
-
-@pytest.mark.parametrize('clip', [None, True, False])
-def test_a_stepper_that_clips_is_printed_pickled_and_saved(clip):
-    "As any other argument"
-    pipe = GymStepper('Pendulum-v1', seed=0, clip=clip, float32=True)
-    other = pickle.loads(pickle.dumps(pipe))
-    take(pipe, 5)
-    other.load_state_dict(through_file(pipe.state_dict()))
-    assert (
-        ('clip=' in repr(pipe)) == (clip is not None)
-        and 'float32=True' in repr(pipe)
-        and take(pipe, 5) == take(other, 5)
-    )
+    assert got['[0]'].tolist() == [1, -1]
 
 
 # ---- observations of float64 ----
 
 
 class Double(gym.Env):
-    "Observations of float64 in a dict, as some simulators give them, with numbers that float32 doesn't have"
+    "Observations of float64 in a dict, as some simulators give them"
 
-    observation_space = spaces.Dict(
-        arm=Box(-inf, inf, (2,), np.float64),
-        gear=Discrete(3),
-        pair=spaces.Tuple([Box(0, 1e300, (), np.float64), Box(0, 255, (2,), np.uint8)]),
-    )
+    observation_space = spaces.Dict(arm=Box(-inf, inf, (2,), np.float64), gear=Discrete(3))
     action_space = Box(-1, 1, (1,))
 
     def reset(self, *, seed=None, options=None):
@@ -129,89 +83,40 @@ class Double(gym.Env):
 
     def step(self, action):
         self.t += 1
-        return self._look(), float(action[0]), self.t == 3, self.t == 5, {}
+        return self._look(), float(action[0]), self.t == 3, False, {}
 
     def _look(self):
-        return dict(
-            arm=np.array([np.pi * self.t, 1 + 2.0**-40]),
-            gear=self.t % 3,
-            pair=(np.float64(1e-3), np.array([self.t, 7], np.uint8)),
-        )
+        return dict(arm=np.array([np.pi * self.t, 1 + 2.0**-40]), gear=self.t % 3)
 
 
 @pytest.mark.parametrize('mode', [None, *AutoresetMode])
 def test_float64_as_float32(mode):
-    "Every leaf, also of final observations, in every reset mode: the same rows, rounded"
+    "Also in final observations, in every reset mode"
 
-    def source():
-        return Double() if mode is None else SyncVectorEnv([Double] * 2, autoreset_mode=mode)
+    def steps(float32):
+        env = Double() if mode is None else SyncVectorEnv([Double] * 2, autoreset_mode=mode)
+        return Steps.cat(take(GymStepper(env, seed=0, float32=float32), 9))
 
-    wide, small = (
-        Steps.cat(take(GymStepper(source(), seed=0, float32=f), 9)) for f in (False, True)
-    )
-
-    def leaves(rows, dtype, path=()):
-        if dtype.names:
-            return [l for n in dtype.names for l in leaves(rows[n], dtype[n], (*path, n))]
-        return [(path, dtype.base, rows)]
-
-    seen = set()
-    for (path, kind, a), (other, now, b) in zip(
-        leaves(wide.rows, wide.rows.dtype), leaves(small.rows, small.rows.dtype), strict=True
-    ):
-        assert (
-            path == other
-            and now == (np.float32 if kind == np.float64 else kind)
-            and np.array_equal(a.astype(now), b)
-        )
-        seen.add(kind.name)
-    assert 'float64' in seen and 'float64' not in {
-        k.name for _, k, _ in leaves(small.rows, small.rows.dtype)
-    }
-    assert Double.observation_space['arm'].dtype == np.float64
-
-
-def test_a_checkpoint_with_other_rows_is_refused():
-    "float64 and float32 don't mix in one stream"
-    a, b = GymStepper(Double(), seed=0), GymStepper(Double(), seed=0, float32=True)
-    take(a, 2)
-    with pytest.raises(StateError, match='the saved environments are others'):
-        b.load_state_dict(through_file(a.state_dict()))
-        take(b, 1)
+    wide, small = steps(False), steps(True)
+    for name in 'state', 'next_state':
+        assert small[name]['arm'].dtype == torch.float32
+        assert torch.equal(small[name]['arm'], wide[name]['arm'].float())
+        assert torch.equal(small[name]['gear'], wide[name]['gear'])
 
 
 def test_networks_that_meet_float64_say_what_to_do():
-    "Policies and learners, by their names; a network in float64 takes it"
-    space, rows = (
-        Box(-inf, inf, (2,), np.float64),
-        np.zeros(4, step_dtype(Box(-inf, inf, (2,), np.float64), Discrete(2))),
-    )
-    remedy = r'what the model is given; got states of float64; expected torch.float32, as its weights are. Remedy: GymStepper\(…, float32=True\)'
-    with pytest.raises(ValueError, match='^EpsGreedy: ' + remedy):
-        EpsGreedy(nn.Linear(2, 2), 0.0)(torch.zeros(3, 2, dtype=torch.float64))
-    with pytest.raises(ValueError, match='^dqn_errors: ' + remedy):
-        DQNLearner([], nn.Linear(2, 2)).learn(Steps(rows))
-
-    class Recurrent(nn.GRU):
-        def initial_hidden(self, n):
-            return torch.zeros(n, 2)
-
-        def forward(self, x, h):
-            x, h = super().forward(x, h[None])
-            return x, h[0]
-
-    replay = SequenceReplay(bs=1, max_sz=9, length=2, burn_in=0, overlap=1)
-    rows['step_n'], rows['episode_n'] = range(1, 5), 1
-    replay.add(Steps(rows))
-    with pytest.raises(ValueError, match='^r2d2_errors: ' + remedy):
-        R2D2Learner([], Recurrent(2, 2, batch_first=True)).learn(replay.sample())
-    R2D2Learner([], RecurrentNet(space, Discrete(2), 4)).learn(replay.sample())
-    DQNLearner([], nn.Linear(2, 2).double()).learn(Steps(rows))
-    DQNLearner([], nn.Sequential(FlattenSpace(space), nn.Linear(2, 2))).learn(Steps(rows))
-    with pytest.raises(RuntimeError, match='cannot be multiplied'):
-        DQNLearner([], nn.Linear(3, 2)).learn(
-            Steps(rows.astype(step_dtype(Box(-inf, inf, (2,)), Discrete(2))))
+    "A network in float64 takes such states"
+    rows = Steps(np.zeros(4, step_dtype(WIDE, Discrete(2))))
+    remedy = r'got states of float64; expected torch.float32.*Remedy: GymStepper\(…, float32=True\)'
+    with pytest.raises(ValueError, match='^EpsGreedy: .*' + remedy):
+        EpsGreedy(nn.Linear(2, 2), 0.0)(rows.state)
+    with pytest.raises(ValueError, match='^dqn_errors: .*' + remedy):
+        DQNLearner([], nn.Linear(2, 2)).learn(rows)
+    with pytest.raises(ValueError, match='^sac.*' + remedy):
+        SACLearner([], actor_of(0, 4).float(), Critics(WIDE, ARM, (4,)), ARM).learn(
+            Steps(steering(3))
         )
+    DQNLearner([], nn.Linear(2, 2).double()).learn(rows)
 
 
 # ---- bounds ----
@@ -237,44 +142,28 @@ def bounded(draw):
 ANSWERS = st.sampled_from([0.0, 1e-9, 0.3, 1.0, 5.0, 9.0, 20.0, 400.0, 1e30]) | st.floats(-20, 20)
 
 
-@cases(400)
+@cases(200)
 @given(bounded(), st.integers(1, 3), st.integers(0, 99), st.data())
 def test_no_action_leaves_its_space(space, n, seed, data):
-    "Whatever the actor says, however sure it is, for any bounds: in the space by its own judgment, and by the stepper's strictest"
+    "Whatever the actor says, for any bounds"
     bounds = BoxBounds(space)
+    signs = st.sampled_from([-1, 1])
     numbers = torch.tensor(
-        [
-            [
-                data.draw(ANSWERS) * data.draw(st.sampled_from([-1, 1]))
-                for _ in range(2 * bounds.size)
-            ]
-            for _ in range(n)
-        ]
+        [[data.draw(ANSWERS) * data.draw(signs) for _ in range(2 * bounds.size)] for _ in range(n)]
     )
     for policy in (
         SquashedGaussian(lambda s: numbers, space, seed=seed),
         SquashedGaussian(lambda s: numbers, space, greedy=True),
         SquashedGaussian(None, space, random=9, seed=seed),
         GaussianNoise(lambda s: numbers[:, : bounds.size], space, 0.5, seed=seed),
-        GaussianNoise(lambda s: numbers[:, : bounds.size], space, 0.0),
     ):
         action = policy(torch.zeros(n, 2))
-        assert (
-            action.dtype == space.dtype
-            and action.shape == (n, *space.shape)
-            and all(map(space.contains, action))
-        )
-        assert np.array_equal(check_action(action, space, n, clip=False), action)
+        assert action.dtype == space.dtype
+        assert action.shape == (n, *space.shape)
+        assert all(map(space.contains, action))
         unit = bounds.to_unit(torch.from_numpy(action), torch.float64)
-        assert unit.shape == (n, bounds.size) and (abs(unit) <= 1).all()
-        again = bounds.to_space(unit.numpy()).astype(
-            np.float64
-        )  # a unit has 52 bits for a range that may be much wider than the number
-        wide = np.maximum(abs(space.low.astype(np.float64)), abs(space.high.astype(np.float64)))
-        assert (
-            abs(again - action.astype(np.float64))
-            <= 2 * np.finfo(space.dtype).eps * wide + np.finfo(space.dtype).tiny
-        ).all()
+        assert unit.shape == (n, bounds.size)
+        assert (abs(unit) <= 1).all()
 
 
 @cases(60)
@@ -282,54 +171,32 @@ def test_no_action_leaves_its_space(space, n, seed, data):
 def test_a_sure_actor_gets_the_bounds(space):
     "-1 and 1 are the bounds themselves, the middle is 0"
     bounds = BoxBounds(space)
-    low, middle, high = bounds.to_space(
-        np.array([[-1.0] * bounds.size, [0.0] * bounds.size, [1.0] * bounds.size])
-    ).astype(np.float64)
-    wide = np.maximum(abs(bounds.low), abs(bounds.high)).reshape(space.shape)
-    eps = 2 * np.finfo(space.dtype).eps * wide + np.finfo(space.dtype).tiny
-    for got, want in (
-        (low, bounds.low),
-        (middle, bounds.low / 2 + bounds.high / 2),
-        (high, bounds.high),
-    ):
-        assert (abs(got - want.reshape(space.shape)) <= eps).all()
+    got = bounds.to_space(np.repeat([[-1.0], [0.0], [1.0]], bounds.size, 1)).astype(np.float64)
+    low, high = (x.astype(np.float64) for x in (space.low, space.high))
+    eps = 2 * np.finfo(space.dtype).eps * np.maximum(abs(low), abs(high))
+    eps += np.finfo(space.dtype).tiny
+    for x, want in zip(got, (low, low / 2 + high / 2, high)):
+        assert (abs(x - want) <= eps).all()
 
 
 @pytest.mark.parametrize(
     'space,kind,said',
     [
         (Discrete(3), TypeError, r'got Discrete\(3\); expected a Box of floats. Remedy: .dqn'),
-        (spaces.MultiDiscrete([2, 3]), TypeError, 'expected a Box of floats'),
         (Box(0, 9, (2,), np.int64), TypeError, 'expected a Box of floats'),
-        (spaces.Dict(a=Box(-1, 1)), TypeError, 'expected a Box of floats'),
         (Box(-1, 1, (0,)), TypeError, 'expected a Box of floats'),
-        (
-            Box(-inf, inf, (2,)),
-            ValueError,
-            'the bounds of the action space; got .*; expected finite numbers, the lower one first. Remedy: another environment, or gymnasium.wrappers.TransformAction',
-        ),
-        (
-            Box(np.float32([0, 0]), np.float32([1, inf])),
-            ValueError,
-            'the bounds of the action space',
-        ),
+        (Box(-inf, inf, (2,)), ValueError, 'expected finite numbers.*TransformAction'),
     ],
 )
 def test_spaces_without_bounds(space, kind, said):
-    "Are refused by who asks, before anything is learned"
-    seen = Box(-1, 1, (2,))
-    for who, make in (
-        ('BoxBounds', lambda: BoxBounds(space)),
-        ('SquashedGaussian', lambda: SquashedGaussian(None, space)),
-        ('GaussianNoise', lambda: GaussianNoise(None, space)),
-        ('actor_net', lambda: actor_net(seen, space)),
-        ('Critics', lambda: Critics(seen, space)),
-        ('SACLearner', lambda: SACLearner([], nn.Linear(2, 2), nn.Linear(2, 2), space)),
-        ('TD3Learner', lambda: TD3Learner([], nn.Linear(2, 2), nn.Linear(2, 2), space)),
+    "They are refused before anything is learned"
+    for make in (
+        lambda: SquashedGaussian(None, space),
+        lambda: actor_net(WIDE, space),
+        lambda: SACLearner([], nn.Linear(2, 2), nn.Linear(2, 2), space),
+        lambda: TD3Learner([], nn.Linear(2, 2), nn.Linear(2, 2), space),
     ):
-        with pytest.raises(kind, match=f'^{who}: the .*action space; got .*'):
-            make()
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=f'the .*action space; .*{said}'):
             make()
 
 
@@ -354,22 +221,19 @@ def states(n, k=0):
 
 
 @pytest.mark.parametrize('i', [0, 1])
-@pytest.mark.parametrize('random', [0, 5])
-def test_a_policy_is_saved_and_goes_on(i, random):
-    "The same seeds, the same actions; the state through a file, and pickled, in the middle of the random ones too"
-    for stop in 0, 1, 4:
-        a, b, c = (
-            policies(7, random=random)[i],
-            policies(7, random=random)[i],
-            policies(8, random=random)[i],
-        )
-        for k in range(stop):
-            assert np.array_equal(a(states(2, k)), b(states(2, k)))
-        c.load_state_dict(through_file(a.state_dict()))
-        d = pickle.loads(pickle.dumps(a))
-        for k in range(5):
-            assert same(a(states(2, k)), c(states(2, k))) and same(b(states(2, k)), d(states(2, k)))
-        assert a.asked == c.asked == 2 * stop + 10
+@pytest.mark.parametrize('stop', [0, 1, 4])
+def test_a_policy_is_saved_and_goes_on(i, stop):
+    "The state goes through a file, or the policy is pickled, also among the random actions"
+    a, c = (policies(seed, random=5)[i] for seed in (7, 8))
+    for k in range(stop):
+        a(states(2, k))
+    c.load_state_dict(through_file(a.state_dict()))
+    d = pickle.loads(pickle.dumps(a))
+    for k in range(5):
+        want = a(states(2, k))
+        assert same(want, c(states(2, k)))
+        assert same(want, d(states(2, k)))
+    assert a.asked == c.asked == 2 * stop + 10
 
 
 @pytest.mark.parametrize('i', [0, 1])
@@ -385,93 +249,28 @@ def test_others_draw_nothing_from_it(i):
     assert same(x, [b(states(2, k)) for k in range(3)])
 
 
-@pytest.mark.parametrize(
-    'damage',
-    [
-        dict(asked=-1),
-        dict(asked=1.5),
-        dict(rng={}),
-        dict(rng=np.random.Generator(np.random.MT19937(0)).bit_generator.state),
-        dict(more=1),
-    ],
-)
-def test_a_policy_refuses_a_damaged_state(damage):
-    "By its name; and acts as it would have acted"
-    for i, who in enumerate(['SquashedGaussian', 'GaussianNoise']):
-        a, b = (policies(7)[i] for _ in 'ab')
-        with pytest.raises(StateError, match=f'^{who}: '):
-            a.load_state_dict({**a.state_dict(), **damage})
-        assert same(a(states(2)), b(states(2)))
-
-
+@pytest.mark.parametrize('damage', [dict(asked=-1), dict(rng={}), dict(more=1)])
 @pytest.mark.parametrize('i', [0, 1])
-def test_copies_in_workers(i):
-    "The first goes on with the numbers it has, others draw others; a schedule counts the steps of all"
-    copies = [policies(7)[i] for _ in range(3)]
-    for rank, policy in enumerate(copies):
-        policy.in_worker(WorkerInfo(rank, 3))
-    drawn = [p(states(2)) for p in copies]
-    assert (
-        same(drawn[0], policies(7)[i](states(2)))
-        and not same(drawn[0], drawn[1])
-        and not same(drawn[1], drawn[2])
-    )
-    assert [p.asked for p in copies] == [6] * 3
-
-
-@pytest.mark.parametrize('i', [0, 1])
-def test_policies_in_worker_processes(i):
-    "Two processes with the same chain: the same stream each time, and each environment has another course"
-
-    def rows():
-        policy = policies(7, random=4)[i]
-        policy.bounds = BoxBounds(Box(-2, 2, (1,)))
-        policy.actor[-1] = nn.Linear(4, 2 - i)
-        for p in policy.actor.parameters():
-            nn.init.constant_(p, 0.1)
-        with GymStepper('Pendulum-v1', policy, seed=0).parallel(2, chunk=2, method='fork') as pipe:
-            return take(pipe, 12)
-
-    a = rows()
-    assert a == rows() and len({float(b.action[0]) for b in a}) == 12
+def test_a_policy_refuses_a_damaged_state(i, damage):
+    a, b = (policies(7)[i] for _ in 'ab')
+    with pytest.raises(StateError, match=f'^{type(a).__name__}: '):
+        a.load_state_dict({**a.state_dict(), **damage})
+    assert same(a(states(2)), b(states(2)))
 
 
 @pytest.mark.parametrize(
-    'bend',
-    [
-        lambda x: x[:, :1],
-        lambda x: x[0],
-        lambda x: x[:1],
-        lambda x: x.numpy(),
-        lambda x: x.long(),
-        lambda x: (x,),
-        lambda x: x * nan,
-        lambda x: x + inf,
-    ],
+    'bend', [lambda x: x[:, :1], lambda x: x[:1], lambda x: x.long(), lambda x: x * nan]
 )
 @pytest.mark.parametrize('i', [0, 1])
 def test_what_no_actor_should_say(bend, i):
-    "Is refused with what came and what was expected, and the policy draws as if it had not been asked"
+    "It is refused, and the policy draws as if it had not been asked"
     policy, good = policies(7)[i], policies(7)[i]
-    who, actor = type(policy).__name__, policy.actor
+    actor = policy.actor
     policy.actor = lambda s: bend(actor(s))
-    with pytest.raises(ValueError, match=f'^{who}: what the actor gives; got '):
+    with pytest.raises(ValueError, match='what the actor gives; got '):
         policy(states(3))
     policy.actor = actor
-    assert same(policy(states(3)), good(states(3))) and policy.asked == 3
-
-
-def test_an_actor_of_images():
-    "Convolutions for the actor, and for the critics"
-    image = Box(0, 255, (2, 12, 12), np.uint8)
-    actor, critics = actor_net(image, ARM, (8,), True), Critics(image, ARM, (8,))
-    rows = np.zeros(5, step_dtype(image, ARM))
-    rows['state'] = np.random.default_rng(0).integers(0, 256, rows['state'].shape)
-    before = actor[-1].weight.detach().clone()
-    SACLearner([], actor, critics, ARM).learn(Steps(rows))
-    assert not torch.equal(before, actor[-1].weight) and SquashedGaussian(actor, ARM)(
-        Steps(rows).state
-    ).shape == (5, 2)
+    assert same(policy(states(3)), good(states(3)))
 
 
 # ---- SAC, row by row ----
@@ -617,44 +416,31 @@ settings_of_sac = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize(
-    'columns',
-    [{}, dict(weight='f4'), dict(discount='f4'), dict(discount='f4', weight='f4')],
-    ids=' '.join,
-)
-@cases(8)
-@given(settings_of_sac, st.integers(1, 5), st.integers(0, 9999))
+@cases(20)
+@given(COLUMNS, settings_of_sac, st.integers(1, 5), st.integers(0, 9999))
 def test_sac_learns_row_by_row(columns, settings, n, seed):
-    "Five updates in double precision: every record and every weight, the slow ones and the temperature too"
+    "In double precision: every record and every weight, the slow ones and the temperature too"
     actor, critics = actor_of(seed, 4), Pair(seed + 1)
-    learner, numbers = (
-        SACLearner([], actor, critics, ARM, seed=seed, temperature_lr=0.1, **settings),
-        torch.Generator().manual_seed(seed),
-    )
-    plain, log_alpha = (
-        PlainSAC(actor, critics, settings['lr'], settings['tau'], settings['max_norm']),
-        np.log([settings['temperature']]).astype(np.float32).astype(np.float64),
-    )
+    learner = SACLearner([], actor, critics, ARM, seed=seed, temperature_lr=0.1, **settings)
+    numbers = torch.Generator().manual_seed(seed)
+    plain = PlainSAC(actor, critics, settings['lr'], settings['tau'], settings['max_norm'])
+    log_alpha = np.log([settings['temperature']]).astype(np.float32).astype(np.float64)
     adam = Adam([log_alpha])
-    for k in range(5):
+    for k in range(4):
         rows = steering(n, seed + k, **columns)
         noise = torch.randn(2, n, 2, generator=numbers, dtype=torch.float64)
-        record, before = learner.learn(Steps(rows)), rows.copy()
+        before = rows.copy()
+        record = learner.learn(Steps(rows))
         expected, logp = plain.learn(rows, settings['gamma'], float(log_alpha[0]), *noise)
-        wanted = -2 if settings['entropy'] is None else settings['entropy']
-        expected['temperature_loss'] = -float(log_alpha[0]) * (logp + wanted)
-        expected['temperature_norm'] = adam.step(
-            [log_alpha], [np.array([-(logp + wanted)])], 0.1, inf
-        )
-        assert record == pytest.approx(expected, rel=1e-7, abs=1e-9) and np.array_equal(
-            rows, before
-        )
+        slope = logp + (-2 if settings['entropy'] is None else settings['entropy'])
+        expected['temperature_loss'] = -float(log_alpha[0]) * slope
+        expected['temperature_norm'] = adam.step([log_alpha], [np.array([-slope])], 0.1, inf)
+        assert record == pytest.approx(expected, rel=1e-7, abs=1e-9)
+        assert np.array_equal(rows, before)
         close(arrays(actor), plain.w['actor'], 1e-7)
         close(arrays(critics), plain.w['critics'], 1e-7)
         close(arrays(learner.target), plain.slow['critics'], 1e-7)
-        assert learner.temperature.log.item() == pytest.approx(
-            float(log_alpha[0]), rel=1e-7, abs=1e-9
-        )
+        close([learner.temperature.log.item()], log_alpha, 1e-7)
 
 
 class PlainTD3(PlainActorCritic):
@@ -706,56 +492,27 @@ settings_of_td3 = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize(
-    'columns',
-    [{}, dict(weight='f4'), dict(discount='f4'), dict(discount='f4', weight='f4')],
-    ids=' '.join,
-)
-@cases(8)
-@given(settings_of_td3, st.integers(1, 5), st.integers(0, 9999))
+@cases(20)
+@given(COLUMNS, settings_of_td3, st.integers(1, 5), st.integers(0, 9999))
 def test_td3_learns_row_by_row(columns, settings, n, seed):
-    "Seven updates in double precision: every record and every weight, of the slow models too, and when each moves"
+    "In double precision: every record and every weight, of the slow models too, and when each moves"
     actor, critics = actor_of(seed, 2), Pair(seed + 1)
-    learner, numbers = (
-        TD3Learner([], actor, critics, ARM, seed=seed, **settings),
-        torch.Generator().manual_seed(seed),
-    )
+    learner = TD3Learner([], actor, critics, ARM, seed=seed, **settings)
+    numbers = torch.Generator().manual_seed(seed)
     plain = PlainTD3(actor, critics, settings['lr'], settings['tau'], settings['max_norm'])
-    for k in range(7):
+    for k in range(5):
         rows = steering(n, seed + k, **columns)
-        noise = np.clip(
-            torch.randn(n, 2, generator=numbers, dtype=torch.float64).numpy()
-            * settings['smoothing'],
-            -settings['most'],
-            settings['most'],
-        )
-        record, before = learner.learn(Steps(rows)), rows.copy()
-        expected = plain.learn(
-            rows, settings['gamma'], torch.from_numpy(noise), settings['actor_every']
-        )
-        assert record == pytest.approx(expected, rel=1e-7, abs=1e-9) and np.array_equal(
-            rows, before
-        )
+        noise = torch.randn(n, 2, generator=numbers, dtype=torch.float64) * settings['smoothing']
+        noise = noise.clip(-settings['most'], settings['most'])
+        before = rows.copy()
+        record = learner.learn(Steps(rows))
+        expected = plain.learn(rows, settings['gamma'], noise, settings['actor_every'])
+        assert record == pytest.approx(expected, rel=1e-7, abs=1e-9)
+        assert np.array_equal(rows, before)
         close(arrays(actor), plain.w['actor'], 1e-7)
         close(arrays(critics), plain.w['critics'], 1e-7)
         close(arrays(learner.target), plain.slow['critics'], 1e-7)
         close(arrays(learner.targets['target_actor']), plain.slow['actor'], 1e-7)
-
-
-@pytest.mark.parametrize(
-    'wrong',
-    [
-        dict(smoothing=-1),
-        dict(most=-0.1),
-        dict(actor_every=0),
-        dict(actor_every=1.5),
-        dict(smoothing=nan),
-    ],
-)
-def test_settings_of_td3(wrong):
-    "Are checked when the chain is built"
-    with pytest.raises(ValueError, match=f'^TD3Learner: {next(iter(wrong))}; got '):
-        TD3Learner([], actor_of(0, 2), Pair(1), ARM, **wrong)
 
 
 def chains(kind, seed=0, **kw):
@@ -777,298 +534,181 @@ def chains(kind, seed=0, **kw):
 KINDS = ['sac', 'td3']
 
 
+def models(kind):
+    return actor_of(0, 4 if kind == 'sac' else 2), Pair(1)
+
+
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_chain_goes_on_bit_for_bit(kind):
     "Steps, policy, memory, priorities, models, temperature, noise: saved between two updates, through a file"
-    a, b, c, other = chains(kind), chains(kind), chains(kind, 1), chains(kind, 1)
+    a, b = chains(kind), chains(kind, 1)
     stream = iter(a)
-    first = take(stream, 30)
-    assert first == take(b, 30) and first != take(other, 30)
-    c.load_state_dict(through_file(a.state_dict()))
-    assert list(islice(stream, 40)) == take(c, 40)
-    assert same(through_file(a.state_dict()), through_file(c.state_dict()))
+    take(stream, 30)
+    b.load_state_dict(through_file(a.state_dict()))
+    assert take(stream, 40) == take(b, 40)
+    assert same(through_file(a.state_dict()), through_file(b.state_dict()))
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_one_seed_one_result(kind):
+    first = take(chains(kind), 30)
+    assert first == take(chains(kind), 30)
+    assert first != take(chains(kind, 1), 30)
 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_errors_become_priorities(kind):
     "The mean over both critics of the size of the error, in the order of the batch"
-    learner, heard = chains(kind), []
-    replay = learner.source
-    tell = replay.update_priorities
-    replay.update_priorities = lambda keys, td: (
-        heard.append((keys.copy(), td.clone())),
-        tell(keys, td),
-    )
-    for record, _ in zip(learner, range(10)):
-        keys, td = heard.pop()
-        assert (
-            td.shape == (8,)
-            and (td >= 0).all()
-            and td.mean().item() == pytest.approx(record['td'], rel=1e-5)
-        )
-        told = dict(zip(keys.tolist(), td.tolist()))
-        for key, x in told.items():
-            assert replay.sampler.tree[key % 100] == pytest.approx((x + 1e-6) ** 0.6, rel=1e-5)
-
-
-@pytest.mark.parametrize('kind', KINDS)
-def test_terminated_ends_and_truncated_goes_on(kind):
-    "The next state of what has terminated has no effect; a column `discount` of 0 says the same"
-
-    def learned(after, **flags):
-        rows = steering(3, **({'discount': 'f4'} if 'discount' in flags else {}))
-        rows['terminated'] = rows['truncated'] = False
-        for k, v in flags.items():
-            rows[k] = v
-        rows['next_state'] = after
-        learner = getattr(Items([Steps(rows)]), kind)(
-            actor_of(0, 4 if kind == 'sac' else 2), Pair(1), ARM, lr=0.1, seed=0
-        )
-        list(learner)
-        return arrays(learner.critics)
-
-    for flags, matters in (
-        (dict(), True),
-        (dict(truncated=True), True),
-        (dict(terminated=True), False),
-        (dict(discount=0.5), True),
-        (dict(discount=0.0), False),
-    ):
-        assert same(learned(0.5, **flags), learned(-2.0, **flags)) != matters
+    replay = PrioritizedReplay(bs=8, max_sz=20, alpha=1.0, eps=0.0, seed=0)
+    replay.add(Steps(steering(20)))
+    learner = getattr(replay, kind)(*models(kind), ARM, seed=0)
+    batch = replay.sample()
+    record = learner.learn(batch)
+    chances = replay.sampler.probabilities()
+    others = np.setdiff1d(np.arange(20), batch.index)
+    priorities = chances / chances[others[0]]  # those of the other rows are still 1
+    assert priorities[batch.index].mean() == pytest.approx(record['td'], rel=1e-5)
 
 
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize(
     'rows,said',
     [
-        (
-            lambda: steering(3).astype(step_dtype(WIDE, Discrete(3)))[:0],
-            r'a batch; got shape \[0\]',
-        ),
+        (lambda: steering(4)[:0], r'a batch; got shape \[0\]'),
         (lambda: steering(4).reshape(2, 2), r'a batch; got shape \[2, 2\]'),
-        (
-            lambda: fill(3),
-            r"column 'action'; got int64 in each row; expected float32\[2\], as Box.*Remedy: give the learner the action space of the environments",
-        ),
-        (
-            lambda: fill(3, action=Box(-1, 1, (3,))),
-            r"column 'action'; got float32\[3\] in each row",
-        ),
-        (lambda: fill(3, action=Box(0, 3, (2,), np.int64)), r"column 'action'; got int64\[2\]"),
+        (lambda: fill(3), "column 'action'; got int64 in each row.*Remedy: give the learner"),
+        (lambda: fill(3, action=Box(-1, 1, (3,))), r"column 'action'; got float32\[3\]"),
     ],
 )
 def test_rows_that_cannot_be_learned_from(kind, rows, said):
-    "Are refused by the learner's name and the column, and nothing has changed"
-    learner = getattr(Items([]), kind)(actor_of(0, 4 if kind == 'sac' else 2), Pair(1), ARM, seed=0)
+    "They are named, and nothing has changed"
+    learner = getattr(Items([]), kind)(*models(kind), ARM, seed=0)
     before = through_file(learner.state_dict())
     with pytest.raises(ValueError, match=f'^{type(learner).__name__}: {said}'):
         learner.learn(Steps(rows()))
     assert same(before, through_file(learner.state_dict()))
 
 
+class Bent(nn.Module):
+    def __init__(self, net, bend):
+        super().__init__()
+        self.net, self.bend = net, bend
+
+    def forward(self, *x):
+        return self.bend(self.net(*x))
+
+
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize(
     'part,bend,said',
     [
-        (
-            'actor',
-            lambda x: x[:, :1],
-            r'what the actor gives; got torch.float64 \[3, 1\]; expected floats \[3, .\]. Remedy: actor_net',
-        ),
-        ('actor', lambda x: x[0], 'what the actor gives'),
-        ('actor', lambda x: x.long(), 'what the actor gives; got torch.int64'),
-        ('actor', lambda x: None, 'what the actor gives; got a NoneType'),
-        (
-            'critics',
-            lambda x: x[0],
-            r'what the critics give; got torch.float64 \[3\]; expected floats \[n, 3\]. Remedy: a row of values for each critic',
-        ),
-        ('critics', lambda x: x.T, 'what the critics give'),
-        ('critics', lambda x: x[:0], 'what the critics give'),
-        ('critics', lambda x: x[..., None], 'what the critics give'),
-        ('critics', lambda x: x * nan, 'update 0: loss and norm of the gradient; got nan'),
+        (0, lambda x: x[:, :1], r'what the actor gives; got torch.float64 \[3, 1\].*actor_net'),
+        (0, lambda x: None, 'what the actor gives; got a NoneType'),
+        (1, lambda x: x[0], r'what the critics give; got torch.float64 \[3\].*for each critic'),
+        (1, lambda x: x * nan, 'update 0: loss and norm of the gradient; got nan'),
     ],
 )
 def test_models_of_another_shape(kind, part, bend, said):
-    "What came, what was expected, what to do; nothing has changed but the noise that was drawn"
+    "The error says what came and what was expected; weights, optimizers and targets have not changed"
+    parts = [*models(kind)]
+    parts[part] = Bent(parts[part], bend)
+    learner = getattr(Items([]), kind)(*parts, ARM, seed=0)
 
-    class Bent(type(actor_of(0, 4)) if part == 'actor' else Pair):
-        def forward(self, *x):
-            return bend(super().forward(*x))
+    def state():
+        own = through_file(learner.state_dict())['own']
+        return {k: v for k, v in own.items() if k != 'generator'}
 
-    actor, critics = actor_of(0, 4 if kind == 'sac' else 2), Pair(1)
-    if part == 'actor':
-        actor = Bent(*actor)
-    else:
-        critics = Bent(1)
-    learner = getattr(Items([]), kind)(actor, critics, ARM, seed=0)
-    before = learner.snapshot()
+    before = state()
     with pytest.raises(ValueError, match=said):
         learner.learn(Steps(steering(3)))
-    after = learner.snapshot()
-    del before['generator'], after['generator']
-    assert same(before, after)
+    assert same(before, state())
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_learners_that_meet_float64_say_what_to_do(kind):
-    "Networks in float32 that don't convert; those of actor_net and Critics do"
-    outputs, rows = 4 if kind == 'sac' else 2, Steps(steering(3))
-    with pytest.raises(
-        ValueError,
-        match=f'^{kind}.*: what the model is given; got states of float64; expected torch.float32, as its weights are. Remedy: GymStepper',
-    ):
-        getattr(Items([]), kind)(actor_of(0, outputs).float(), Critics(WIDE, ARM, (4,)), ARM).learn(
-            rows
-        )
-    with pytest.raises(ValueError, match='states of float64'):
-        getattr(Items([]), kind)(
-            actor_net(WIDE, ARM, (4,), kind == 'sac'), Pair(1).float(), ARM
-        ).learn(rows)
-    getattr(Items([]), kind)(
-        actor_net(WIDE, ARM, (4,), kind == 'sac'), Critics(WIDE, ARM, (4,)), ARM
-    ).learn(rows)
-
-
-@pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize(
-    'wrong', [dict(gamma=1.5), dict(tau=0.0), dict(max_norm=-1), dict(lr=-1.0)]
+    'kind,wrong',
+    [
+        ('sac', dict(gamma=1.5)),
+        ('sac', dict(tau=0.0)),
+        ('sac', dict(lr=-1.0)),
+        ('td3', dict(smoothing=nan)),
+        ('td3', dict(most=-0.1)),
+        ('td3', dict(actor_every=0)),
+    ],
 )
 def test_settings_that_make_no_sense(kind, wrong):
-    "As for all learners: when the chain is built"
+    "They are refused when the chain is built"
     with pytest.raises(ValueError, match=f'^{kind.upper()}Learner: {next(iter(wrong))}'):
-        getattr(Items([]), kind)(actor_of(0, 4), Pair(1), ARM, **wrong)
-
-
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('part', ['actor', 'critics'])
-def test_models_without_parameters(kind, part):
-    "Can't be learned, and are named"
-    models = {'actor': actor_of(0, 4), 'critics': Pair(1), part: nn.Tanh()}
-    with pytest.raises(
-        ValueError, match=f'^{kind.upper()}Learner: the {part} has no parameters to learn; got Tanh'
-    ):
-        getattr(Items([]), kind)(*models.values(), ARM)
+        getattr(Items([]), kind)(*models(kind), ARM, **wrong)
 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_actors_in_workers_get_what_was_learned(kind):
-    "Two processes act with the learner's weights; the same seeds, the same training"
+    "Two processes act with the learner's weights; the same seeds give the same training"
 
     def trained(lr):
         learner = chains(kind)
-        actor, critics = learner.actor, learner.critics
-        policy = (SquashedGaussian if kind == 'sac' else GaussianNoise)(
-            actor, learner.space, seed=0
-        )
+        actor, space = learner.actor, learner.space
+        policy = (SquashedGaussian if kind == 'sac' else GaussianNoise)(actor, space, seed=0)
         steps = GymStepper('Pendulum-v1', policy, seed=0).parallel(2, chunk=2, method='fork')
-        with getattr(steps.experience_replay(bs=8, max_sz=100, warmup=8, seed=0), kind)(
-            actor, critics, learner.space, lr=lr, seed=0
-        ) as pipe:
-            return take(pipe, 40), pipe.source.memory.take(np.arange(40)).action
+        replay = steps.experience_replay(bs=8, max_sz=100, warmup=8, seed=0)
+        with getattr(replay, kind)(actor, learner.critics, space, lr=lr, seed=0) as pipe:
+            return take(pipe, 40), replay.memory[:40].action
 
     (a, x), (b, y), (_, z) = trained(0.05), trained(0.05), trained(0.0)
-    assert a == b and torch.equal(x, y) and torch.equal(x[:4], z[:4]) and not torch.equal(x, z)
+    assert a == b and torch.equal(x, y)
+    assert torch.equal(x[:4], z[:4]) and not torch.equal(x, z)
 
 
-@pytest.mark.parametrize('shape', [(), (1,), (2, 2)])
+@pytest.mark.parametrize('shape', [(), (2, 2)])
 @pytest.mark.parametrize('kind', KINDS)
 def test_actions_of_any_shape(kind, shape):
-    "A single number, a row, a matrix: stepped, stored, learned from"
-    space, seen = (
-        Box(np.full(shape, -1, np.float32), np.full(shape, 3, np.float32)),
-        ScriptedEnv(**script(4)).observation_space,
-    )
+    "A single number or a matrix is stepped, stored and learned from"
+    space = Box(np.full(shape, -1, np.float32), np.full(shape, 3, np.float32))
+    env = ScriptedEnv(**script(4), action_space=space)
+    seen = env.observation_space
     actor, critics = actor_net(seen, space, (4,), kind == 'sac'), Critics(seen, space, (4,))
     policy = (SquashedGaussian if kind == 'sac' else GaussianNoise)(actor, space, seed=0)
-    pipe = getattr(
-        GymStepper(
-            ScriptedEnv(**script(4), action_space=space), policy, clip=False
-        ).experience_replay(bs=2, max_sz=9, seed=0),
-        kind,
-    )(actor, critics, space, seed=0)
-    assert all(np.isfinite(list(r.values())).all() for r in take(pipe, 5))
+    replay = GymStepper(env, policy, clip=False).experience_replay(bs=2, max_sz=9, seed=0)
+    for record in take(getattr(replay, kind)(actor, critics, space, seed=0), 5):
+        assert np.isfinite([*record.values()]).all()
 
 
 def test_a_temperature_that_stays():
-    "temperature_lr=0"
+    blocks = [Steps(steering(3, k)) for k in range(4)]
     learner = SACLearner(
-        [Steps(steering(3, k)) for k in range(4)],
-        actor_of(0, 4),
-        Pair(1),
-        ARM,
-        temperature=0.25,
-        temperature_lr=0,
-        lr=0.01,
-        seed=0,
+        blocks, actor_of(0, 4), Pair(1), ARM, temperature=0.25, temperature_lr=0, seed=0
     )
-    assert [r['temperature'] for r in learner] == pytest.approx(
-        [0.25] * 4
-    ) and learner.temperature().item() == pytest.approx(0.25)
+    assert [r['temperature'] for r in learner] == pytest.approx([0.25] * 4)
 
 
-# ---- recipes ----
+class Aim(gym.Env):
+    "Rewards actions that are near to the observation"
+
+    observation_space, action_space = Box(-1, 1, (1,)), Box(-2, 2, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.goal = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+        return self.goal, {}
+
+    def step(self, action):
+        return self.goal, -float(abs(action - self.goal)[0]), True, False, {}
 
 
-@pytest.mark.parametrize(
-    'changes',
-    [{}, dict(memory='rank', n_step=3, alpha=0.7, beta=0.5, like='')],
-    ids=['uniform', 'rank'],
-)
-@pytest.mark.parametrize('name', [f'pendulum-{k}' for k in KINDS])
-def test_a_recipe_goes_on_bit_for_bit(name, changes, tmp_path):
-    "An agent that is saved in the middle, and another that goes on"
-    file = tmp_path / 'mine.ini'
-    file.write_text(f'[mine]\nlike = {name}\n')
-    settings = {
-        **recipe('mine', file, warmup=30, network='8', bs=8).settings,
-        **{k: v for k, v in changes.items() if k != 'like'},
-    }
-    a, b = (Agent(settings) for _ in 'ab')
-    stream = iter(a.pipe)
-    take(stream, 40)
-    b.load_state_dict(through_file(a.state_dict()))
-    assert list(islice(stream, 20)) == take(b.pipe, 20)
-    assert np.array_equal(evaluate(a, 2), evaluate(b, 2))
-
-
-@pytest.mark.parametrize('name', ['hopper-sac', 'halfcheetah-sac'])
-def test_mujoco_is_kept_as_float32(name, tmp_path, monkeypatch):
-    "A short training: rows are float32, a checkpoint goes on, and evaluations see the same"
-    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it has a warning
-    settings = recipe(name, steps=60, warmup=20, network='8', bs=8).settings
-    a, b = (Agent(settings) for _ in 'ab')
-    assert (
-        len(take(a.pipe, 20)) == 20
-        and a.memory.memory[:].state.dtype == a.memory.memory[:].next_state.dtype == torch.float32
-    )
-    b.load_state_dict(through_file(a.state_dict()))
-    stepper = step_env(settings, gym.make(settings['env']), b.greedy(), 0)
-    assert (
-        take(stepper, 3)[0].state.dtype == torch.float32
-        and recipe(name).settings['steps'] == 1_000_000
-    )
-
-
-@pytest.mark.parametrize('clip,seen', [('rounding', None), ('none', None), ('all', 2.0)])
-def test_a_recipe_says_what_is_clipped(clip, seen):
-    "An actor that is no `SquashedGaussian` may leave the bounds; what is none of the words is one line"
-    agent = Agent(recipe('pendulum-sac', clip=clip).settings)
-    agent.stepper.policy = lambda states: np.float32([[7.0]])
-    if seen:
-        assert next(iter(agent.stepper)).action.item() == seen
+@pytest.mark.parametrize('kind', KINDS)
+def test_actor_critics_learn(kind):
+    "Random actions are off by more than 1"
+    seen, space = Aim.observation_space, Aim.action_space
+    torch.manual_seed(0)
+    actor, critics = actor_net(seen, space, (32,), kind == 'sac'), Critics(seen, space, (32,))
+    kw = dict(random=200, seed=0)
+    if kind == 'sac':
+        policy = SquashedGaussian(actor, space, **kw)
+        greedy = SquashedGaussian(actor, space, greedy=True)
     else:
-        with pytest.raises(ActionError, match='outside its space'):
-            next(iter(agent.stepper))
-    with pytest.raises(SettingsError, match="there is no way to clip 'al' .did you mean 'all'"):
-        Agent(recipe('pendulum-sac', clip='al').settings)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', [f'pendulum-{k}' for k in KINDS])
-def test_pendulum_learns(name, tmp_path):
-    "At least -200 in five of five seeds, after 10,000 steps"
-    returns = [
-        start(recipe(name, seed=s), tmp_path / f'{s}').train()['final_return'] for s in range(5)
-    ]
-    assert min(returns) >= -200, returns
+        policy = GaussianNoise(actor, space, **kw)
+        greedy = GaussianNoise(actor, space, 0.0)
+    steps = GymStepper([Aim] * 8, policy, seed=0)
+    replay = steps.experience_replay(bs=64, max_sz=5000, warmup=200, seed=0)
+    take(getattr(replay, kind)(actor, critics, space, lr=3e-3, seed=0), 500)
+    assert evaluate(greedy, Aim, 50).mean() > -0.2

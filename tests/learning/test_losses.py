@@ -57,19 +57,6 @@ def test_there_and_back_in_single_precision(eps, x):
     assert abs(unrescale(tensor(y), eps).item() - x) <= 1e-12 * abs(x)
 
 
-def test_the_whole_range():
-    "A million values on each side, from a billionth to a million, and in order"
-    x = torch.logspace(-9, 6, 1_000_000)
-    y = rescale(x)
-    back = unrescale(y)
-    assert ((back.double() - x.double()).abs() / x).max() < 1e-6
-    assert (
-        bool((y[10:] > y[:-10]).all())
-        and torch.equal(rescale(-x), -y)
-        and torch.equal(unrescale(-y), -back)
-    )
-
-
 def test_slopes():
     "Against finite differences, and at 0, where |x| has none: h' = ½ + ε, and the inverse's is 1 over that"
     x = torch.cat([randn(20) * 100, tensor(1e-8, -1e-8)]).requires_grad_()
@@ -82,21 +69,16 @@ def test_slopes():
 
 @pytest.mark.parametrize('f', [rescale, unrescale])
 def test_values_keep_their_kind(f):
-    "dtype, shape, nothing changed; infinite stays infinite in h, NaN stays NaN"
+    "NaN stays NaN; whole numbers and a negative ε are refused"
     for dtype in torch.float16, torch.bfloat16, torch.float32, torch.float64:
-        for shape in (), (0,), (2, 3):
-            x = torch.ones(shape, dtype=dtype)
-            assert f(x).dtype == dtype and f(x).shape == shape and bool((x == 1).all())
-    assert f(tensor(nan)).isnan().item()
-    with pytest.raises(
-        ValueError, match=f'{f.__name__}: x; got torch.int64; expected floating point'
-    ):
+        x = torch.ones(2, 3, dtype=dtype)
+        assert f(x).dtype == dtype and f(x).shape == (2, 3)
+        assert (x == 1).all()
+    assert f(tensor(nan)).isnan()
+    with pytest.raises(ValueError, match='x; got torch.int64; expected floating point'):
         f(torch.tensor([1]))
-    with pytest.raises(TypeError, match=f'{f.__name__}: x; got float; expected a tensor'):
-        f(1.0)
-    for eps in -1e-3, nan, None, True:
-        with pytest.raises(ValueError, match='eps; got .*0 or more'):
-            f(tensor(1), eps)
+    with pytest.raises(ValueError, match='eps; got .*0 or more'):
+        f(tensor(1), -1e-3)
 
 
 # ---- several steps ----
@@ -120,22 +102,12 @@ def judge(reward, discount, value, n, mask):
 
 
 @pytest.mark.parametrize(
-    'n,want',
-    [
-        (1, [5, 14, 100, 1004, 6]),
-        (2, [8, 60, 100, 1003, 6]),
-        (3, [31, 60, 100, 1003, 6]),
-        (4, [31, 60, 100, 1003, 6]),
-        (10**9, [31, 60, 100, 1003, 6]),
-    ],
+    'n,want', [(1, [5, 14, 100, 1004, 6]), (2, [8, 60, 100, 1003, 6]), (9, [31, 60, 100, 1003, 6])]
 )
 def test_the_table_of_targets(n, want):
     "γ = ½, all values 8, the third step terminates"
     r, d, v = tensor(1, 10, 100, 1000, 2), tensor(0.5, 0.5, 0, 0.5, 0.5), tensor(*[8] * 5)
     assert n_step_targets(r, d, v, n).tolist() == want
-    assert n_step_targets(
-        r[None, None], d[None, None], v[None, None], n, torch.ones(1, 1, 5).bool()
-    ).tolist() == [[want]]
 
 
 @pytest.mark.parametrize(
@@ -182,25 +154,19 @@ def test_targets_are_the_judges(rows, n, masked):
     assert got.tolist() == judge(r, d, v, n, m)
 
 
-@cases(40)
-@given(st.integers(0, 4), st.integers(0, 3), st.integers(1, 6), st.integers(1, 8))
-def test_rows_of_a_batch_are_alone(B, C, L, n):
-    "Any leading axes, none of them of any effect"
-    r, d, v = (randn(B, C, L, seed=i) for i in range(3))
-    m = randn(B, C, L, seed=9) > -1
-    got = n_step_targets(r, d, v, n, m)
-    assert got.shape == (B, C, L)
-    for b in range(B):
-        for c in range(C):
-            assert torch.equal(got[b, c], n_step_targets(r[b, c], d[b, c], v[b, c], n, m[b, c]))
+def test_rows_of_a_batch_are_alone():
+    "Any leading axes"
+    r, d, v = (randn(3, 2, 6, seed=i) for i in range(3))
+    m = randn(3, 2, 6, seed=9) > -1
+    got = n_step_targets(r, d, v, 3, m)
+    for i in np.ndindex(3, 2):
+        assert torch.equal(got[i], n_step_targets(r[i], d[i], v[i], 3, m[i]))
 
 
 def test_targets_can_be_differentiated():
-    "With respect to all three; and nothing is changed"
-    r, d, v = (randn(2, 5, seed=i).requires_grad_() for i in range(3))
-    before = [x.detach().clone() for x in (r, d, v)]
-    assert torch.autograd.gradcheck(lambda *a: n_step_targets(*a, 3), (r, d, v))
-    assert all(torch.equal(a.detach(), b) for a, b in zip((r, d, v), before))
+    "With respect to all three"
+    inputs = [randn(2, 5, seed=i).requires_grad_() for i in range(3)]
+    assert torch.autograd.gradcheck(lambda *a: n_step_targets(*a, 3), inputs)
 
 
 @pytest.mark.parametrize('n', [1, 2, 3, 5, 50])
@@ -219,38 +185,19 @@ def test_the_stage_and_the_function_agree(n):
 
 
 def test_what_targets_refuse():
-    "Shapes that would be broadcast, kinds that would be converted, and what is no number of steps; no steps at all are fine"
+    "Shapes that would be broadcast, kinds that would be converted, and what is no number of steps"
     r = torch.zeros(2, 3)
-    bad = [
-        (
-            (r[:, :2], r, r, 1),
-            ValueError,
-            r'discount; got shape \[2, 3\]; expected \[2, 2\], the shape of reward',
-        ),
+    for args, error, says in [
+        ((r[:, :2], r, r, 1), ValueError, r'discount; got shape \[2, 3\]; expected \[2, 2\]'),
         ((r, r, r[..., None], 1), ValueError, r'value; got shape \[2, 3, 1\]'),
         ((r, r > 0, r, 1), ValueError, 'discount; got torch.bool; expected floating point'),
         ((r.numpy(), r, r, 1), TypeError, 'reward; got ndarray; expected a tensor'),
-        (
-            (r[0, 0], r[0, 0], r[0, 0], 1),
-            ValueError,
-            r'reward; got a single number; expected shape \[..., T\]',
-        ),
         ((r, r, r, 2, r), ValueError, 'mask; got torch.float32; expected a tensor of bool'),
-        ((r, r, r, 2, [True]), TypeError, 'mask; got list; expected a tensor of bool'),
-        (
-            (r, r, r, 2, r[0] > 0),
-            ValueError,
-            r'mask; got shape \[3\]; expected \[2, 3\], the shape of reward',
-        ),
-    ]
-    bad += [
-        ((r, r, r, n), ValueError, 'n; got .*a whole number, at least 1')
-        for n in (0, -1, 1.5, True, None)
-    ]
-    for args, error, says in bad:
+        ((r, r, r, 2, r[0] > 0), ValueError, r'mask; got shape \[3\]; expected \[2, 3\]'),
+        ((r, r, r, 0), ValueError, 'n; got 0; expected a whole number, at least 1'),
+    ]:
         with pytest.raises(error, match=f'n_step_targets: {says}'):
             n_step_targets(*args)
-    assert n_step_targets(r[:, :0], r[:, :0], r[:, :0], 3).shape == (2, 0)
 
 
 # ---- two networks ----
@@ -283,24 +230,12 @@ def test_double_q_in_any_shape(shape, actions, seed):
 
 
 def test_what_double_q_refuses():
-    "Above all what would be broadcast"
+    "Above all shapes that would be broadcast"
     r, q = torch.zeros(4), torch.zeros(4, 2)
     for args, says in [
-        (
-            (r, r[:, None], q, q),
-            r'discount; got shape \[4, 1\]; expected \[4\], the shape of reward',
-        ),
-        (
-            (r[:, None], r[:, None], q, q),
-            r'q_online_next; got shape \[4, 2\]; expected \[4, 1, actions\]',
-        ),
-        (
-            (r, r, q, q[:, :1]),
-            r'q_target_next; got shape \[4, 1\]; expected \[4, 2\], the shape of q_online_next',
-        ),
-        ((r, r, q[:, :0], q[:, :0]), r'q_online_next; got shape \[4, 0\]'),
-        ((r, r, r[0], r[0]), r'q_online_next; got shape \[\]'),
-        ((r.long(), r, q, q), 'reward; got torch.int64'),
+        ((r, r[:, None], q, q), r'discount; got shape \[4, 1\]; expected \[4\]'),
+        ((r[:, None], r[:, None], q, q), r'q_online_next; got shape \[4, 2\]; expected \[4, 1'),
+        ((r, r, q, q[:, :1]), r'q_target_next; got shape \[4, 1\]; expected \[4, 2\]'),
     ]:
         with pytest.raises(ValueError, match=f'double_q_target: {says}'):
             double_q_target(*args)
@@ -317,25 +252,19 @@ def test_priorities_by_hand(eta, want):
     assert mixed_priority(tensor([1, -5, 0], [-0.5, 0.5, 0.5]), eta).tolist() == want
 
 
-@cases(200)
+@cases(100)
 @given(st.integers(0, 5), st.integers(1, 7), st.floats(0, 1), st.integers(0, 999))
 def test_priorities_are_a_loops(B, L, eta, seed):
-    "Over the steps that count; what stands elsewhere has no effect; a row without any gives 0; numpy's arrays the same"
+    "Over the steps that count; the others have no effect; a row without any gives 0; numpy's arrays give the same"
     td, mask = randn(B, L, seed=seed), randn(B, L, seed=seed + 1000) > 0
     want = []
     for row, m in zip(td.abs().tolist(), mask.tolist()):
-        there = [x for x, k in zip(row, m) if k]
-        want.append(eta * max(there) + (1 - eta) * sum(there) / len(there) if there else 0)
+        counted = [x for x, k in zip(row, m) if k]
+        want.append(eta * max(counted) + (1 - eta) * np.mean(counted) if counted else 0)
     spoiled = torch.where(mask, td, nan)
     got = mixed_priority(spoiled, eta, mask)
     np.testing.assert_allclose(got, want, rtol=1e-12)
-    assert got.shape == (B,) and got.dtype == td.dtype
-    for m in mask, mask.numpy():
-        same = mixed_priority(spoiled.numpy(), eta, m)
-        assert isinstance(same, np.ndarray) and np.array_equal(same, got.numpy())
-    np.testing.assert_allclose(
-        mixed_priority(td, eta), mixed_priority(td, eta, torch.ones(B, L).bool()), rtol=1e-12
-    )
+    np.testing.assert_array_equal(mixed_priority(spoiled.numpy(), eta, mask.numpy()), got)
 
 
 def test_r2d2s_eta_is_the_default():
@@ -344,27 +273,14 @@ def test_r2d2s_eta_is_the_default():
 
 
 def test_what_priorities_refuse():
-    "And what they don't: arrays of any make; NaN goes through, where the memory will refuse it"
+    "NaN is not refused here, but by the memory"
     td = torch.zeros(2, 3)
-    for args, error, says in [
-        ((td[0],), ValueError, r'td; got shape \[3\]; expected \[B, T\]'),
-        ((td[:, :0],), ValueError, r'td; got shape \[2, 0\]'),
-        ((td.long(),), ValueError, 'td; got torch.int64'),
-        ((td.tolist(),), TypeError, 'td; got list; expected a tensor'),
-        ((td, 1.1), ValueError, 'eta; got 1.1'),
-        ((td, -0.1), ValueError, 'eta'),
-        ((td, nan), ValueError, 'eta'),
-        (
-            (td, 0.9, td[0] > 0),
-            ValueError,
-            r'mask; got shape \[3\]; expected \[2, 3\], the shape of td',
-        ),
-        ((td, 0.9, td), ValueError, 'mask; got torch.float32'),
+    for args, says in [
+        ((td[0],), r'td; got shape \[3\]; expected \[B, T\]'),
+        ((td.long(),), 'td; got torch.int64'),
+        ((td, 1.1), 'eta; got 1.1'),
+        ((td, 0.9, td[0] > 0), r'mask; got shape \[3\]; expected \[2, 3\], the shape of td'),
     ]:
-        with pytest.raises(error, match=f'mixed_priority: {says}'):
+        with pytest.raises(ValueError, match=f'mixed_priority: {says}'):
             mixed_priority(*args)
-    reverse = np.arange(6.0).reshape(2, 3)[:, ::-1]
-    assert mixed_priority(reverse, 1).tolist() == [2, 5]  # whatever numpy did to it
-    assert (
-        mixed_priority(torch.tensor([[nan, 1]])).isnan().item()
-    )  # a learner that went wrong is not hushed up
+    assert mixed_priority(torch.tensor([[nan, 1]])).isnan()

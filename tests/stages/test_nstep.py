@@ -1,6 +1,6 @@
 """`NStep` against a judge that sees the whole stream at once, and at every edge that episodes, environments and blocks have."""
 
-import math, pickle
+import math
 
 import numpy as np, pytest
 from gymnasium import spaces
@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from fastrl_replay.all import *
 from fastrl_replay.steps.row_dtypes import extend_dtype
 from fastrl_replay.testing import same, through_file
-from strategies import bits, cases, numbers
+from strategies import cases, numbers
 
 Box, Discrete = spaces.Box, spaces.Discrete
 KINDS = dict(
@@ -41,10 +41,6 @@ def episode(*rewards, ends='terminated', env=0, number=1, start=1, dtype=KINDS['
     if ends:
         rows[ends][-1] = True
     return Steps(rows)
-
-
-def table(blocks, *columns):
-    return [b[c].tolist() for b in blocks for c in columns]
 
 
 def one_by_one(steps):
@@ -114,7 +110,7 @@ def story(program, dtype):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-@cases(120)
+@cases(60)
 @given(st.binary(max_size=60), st.integers(1, 6) | st.just(100), st.sampled_from([0, 0.25, 0.5, 1]))
 def test_it_does_what_the_judge_says(kind, program, n, gamma):
     "Every bit of every row, in order, whatever the blocks, and through files at any time; these γ are exact in floating point"
@@ -122,8 +118,8 @@ def test_it_does_what_the_judge_says(kind, program, n, gamma):
     stage, out, at, before = NStep([], n, gamma), [], 0, rows.copy()
     for end, how in [*cuts, (len(rows), 1)]:
         out.append(stage.merge(Steps(rows[at:end])))
-        done = out[-1].rows
-        assert len(done) == 0 or same(Steps(judge(rows[:end], n, gamma)[-len(done) :]), out[-1])
+        done = len(out[-1])
+        assert done == 0 or same(Steps(judge(rows[:end], n, gamma)[-done:]), out[-1])
         at = end
         if how == 2:
             assert len(stage.merge(Steps(rows[:0]))) == 0
@@ -131,18 +127,14 @@ def test_it_does_what_the_judge_says(kind, program, n, gamma):
             state = through_file(stage.state_dict())
             stage = NStep([], n, gamma)
             stage.load_state_dict(state)
-            assert bits(through_file(stage.state_dict())['own'].get('rows', [])) == bits(
-                state['own'].get('rows', [])
-            )
     expected = Steps(judge(rows, n, gamma))
-    assert Steps.cat(out) == expected and Steps(rows) == Steps(before)
+    assert Steps.cat(out) == expected
+    assert Steps(rows) == Steps(before)
     assert stage.waiting == len(rows) - len(expected)  # none is lost
     if stage.waiting:
         left = judge(rows, n, gamma, ended=True)[len(expected) :]
-        assert (
-            stage.flush() == Steps(left[left['env_id'].argsort(kind='stable')])
-            and stage.waiting == 0
-        )
+        assert stage.flush() == Steps(left[left['env_id'].argsort(kind='stable')])
+        assert stage.waiting == 0
 
 
 @cases(60)
@@ -175,120 +167,68 @@ def test_sums_are_double_inside():
 # ---- blocks ----
 
 
+def test_an_example_by_hand():
+    "γ = ½, three steps, the episode terminates"
+    (out,) = NStep([episode(1, 10, 100, 1000)], 3, 0.5)
+    assert out.reward.tolist() == [1 + 5 + 25, 10 + 50 + 250, 100 + 500, 1000]
+    assert out.discount.tolist() == [1 / 8, 0, 0, 0]
+    assert out.n.tolist() == [3, 3, 2, 1]
+
+
 def test_a_block_keeps_its_rows():
-    "What came out is not written on by what comes later, nor does it alias what came in"
+    "The result does not change with later blocks, nor with the block it came from"
     block = episode(*range(1, 9))
     stage = NStep([], 2, 0.5)
     first = stage.merge(block[:4])
     saved = first.copy()
     block.rows['reward'] = -1
-    for _ in range(5):
-        stage.merge(episode(*range(20)))
-    assert first == saved and first.rows.flags.writeable
+    stage.merge(episode(*range(20)))
+    assert first == saved
 
 
 # ---- what is refused ----
 
 
 def test_other_columns_than_before():
-    "Refused; the same columns in another dtype object are not"
     stage = NStep([], 2, 0.5)
     stage.merge(episode(1, ends=None))
     with pytest.raises(BlockError, match='a block with other columns'):
         stage.merge(episode(1, dtype=KINDS['odd']))
-    equal = pickle.loads(pickle.dumps(KINDS['cartpole']))
-    assert stage.merge(episode(2, start=2, dtype=equal)).reward.tolist() == [
-        2,
-        2,
-    ]  # equal, but another object
+    assert stage.merge(episode(2, start=2)).reward.tolist() == [2, 2]
 
 
-@pytest.mark.parametrize('n', [0, -1, 1.5, 2.0, True, None, '3', 2**31])
-@pytest.mark.parametrize(
-    'make', [lambda n: NStep([], n, 0.9), lambda n: NSkip([], n)], ids=['NStep', 'NSkip']
-)
+@pytest.mark.parametrize('n', [0, 1.5, True])
+@pytest.mark.parametrize('make', [lambda n: NStep([], n, 0.9), lambda n: NSkip([], n)])
 def test_n_must_be_a_whole_number(make, n):
-    "Before anything flows"
     with pytest.raises(ValueError, match=r'n; got .*a whole number, 1 to 2147483647'):
         make(n)
 
 
-@pytest.mark.parametrize('gamma', [-0.1, 1.1, float('nan'), float('inf'), None, '.9'])
+@pytest.mark.parametrize('gamma', [-0.1, 1.1, float('nan')])
 def test_gamma_must_be_a_share(gamma):
-    "Before anything flows"
     with pytest.raises(ValueError, match='gamma; got .*a number, 0 to 1'):
         NStep([], 3, gamma)
 
 
-def test_numbers_of_numpy_will_do():
-    "They become Python's, which a checkpoint may hold"
-    stage = NStep([], np.int64(3), np.float32(0.5))
-    assert (type(stage.n), type(stage.gamma)) == (int, float) and type(
-        NSkip([], np.int32(3)).n
-    ) is int
-    through_file(stage.state_dict())
-
-
-def test_two_of_them_in_a_chain():
-    "An n_step after an n_step, a skip after it, and both before a good one"
+def test_n_skip_comes_before_n_step():
     block = [episode(1, 2, 3)]
-    for make in (
-        lambda p: p.n_step(2, 0.5).n_step(2, 0.5),
-        lambda p: p.n_step(1, 1.0).n_skip(1),
-        lambda p: p.n_skip(1).n_step(2, 0.5).n_skip(2),
-    ):
+    for make in lambda p: p.n_step(2, 0.5).n_step(2, 0.5), lambda p: p.n_step(1, 1.0).n_skip(1):
         with pytest.raises(BlockError, match='put n_skip before n_step'):
             list(make(Items(block)))
-    assert table(Items(block).n_skip(2).n_step(2, 0.5), 'reward') == [[2.5, 3]]
+    (out,) = Items(block).n_skip(2).n_step(2, 0.5)
+    assert out.reward.tolist() == [2.5, 3]
 
 
 # ---- passes, saving, pickling ----
 
 
 def test_a_state_that_does_not_fit_changes_nothing():
-    stage, other = NStep([], 3, 0.5), NStep([], 3, 0.25)
-    for s in stage, other:
-        s.merge(episode(1, 10, ends=None))
-    for bad in other, NStep([], 2, 0.5):
-        with pytest.raises(ValueError, match='NStep: a saved stage with another n or gamma'):
-            stage.load_state_dict(bad.state_dict())
-    with pytest.raises(ValueError, match='another stage'):
-        stage.load_state_dict(NSkip([], 3).state_dict())
-    assert stage.merge(episode(100, start=3)).reward.tolist() == [31, 60, 100]
-
-
-def test_restoring_forgets_what_waited():
-    "And the columns, where nothing waited when it was saved"
     stage = NStep([], 3, 0.5)
-    empty = stage.state_dict()
     stage.merge(episode(1, 10, ends=None))
-    stage.load_state_dict(empty)
-    assert stage.merge(episode(100, start=3, dtype=KINDS['odd'])).reward.tolist() == [100]
-
-
-def test_it_holds_n_rows_an_environment():
-    "However many have passed, and whatever the numbers of the environments"
-    stage = NStep([], 5, 0.9)
-    for k in range(50):
-        stage.merge(
-            Steps.cat([episode(*range(20), env=e, number=k, ends=None) for e in (0, 9, 70_000)])
-        )
-    assert (
-        stage._held.held[5].nbytes == 3 * 5 * KINDS['cartpole'].itemsize
-        and stage.waiting == 3 * 4
-        and stage._held.envs.nbytes < 5000
-    )
-
-
-# ---- in a chain ----
-
-
-def test_its_repr():
-    "As it would be written"
-    assert repr(Items([]).n_skip(2).n_step(3, gamma=0.5)).split('\n  ')[1:] == [
-        '.n_skip(n=2)',
-        '.n_step(n=3, gamma=0.5)',
-    ]
+    for other in NStep([], 3, 0.25), NStep([], 2, 0.5), NSkip([], 3):
+        with pytest.raises(ValueError, match='another n or gamma|another stage'):
+            stage.load_state_dict(other.state_dict())
+    assert stage.merge(episode(100, start=3)).reward.tolist() == [31, 60, 100]
 
 
 # ---- n_skip ----
@@ -311,19 +251,14 @@ def test_skipping(program, n):
     assert not expected and not got or Steps.cat(got) == Steps(rows[expected])
 
 
-@pytest.mark.parametrize('n', [1, 2, 3, 9])
+@pytest.mark.parametrize('n', [1, 3, 9])
 def test_skipping_steps_that_count_from_0(n):
     "The first and the last of each episode are kept, in the middle of a block and at its start"
-    rows = np.concatenate(
-        [
-            episode(*range(8), start=0).rows,
-            episode(*range(5), start=0, number=2, ends='truncated').rows,
-        ]
+    rows = Steps.cat(
+        [episode(*range(8), start=0), episode(*range(5), start=0, number=2, ends='truncated')]
     )
-    expected = [
-        s for last in (7, 4) for s in range(last + 1) if s == 0 or s % n == 1 % n or s == last
-    ]
-    for blocks in [Steps(rows)], one_by_one(Steps(rows)):
+    expected = [s for last in (7, 4) for s in range(last + 1) if s % n == 1 % n or s in (0, last)]
+    for blocks in [rows], one_by_one(rows):
         assert Steps.cat(list(NSkip(blocks, n))).step_n.tolist() == expected
 
 
@@ -362,34 +297,31 @@ UNCOUNTED = {
 
 
 @pytest.mark.parametrize('name', UNCOUNTED)
-@pytest.mark.parametrize('size', [1, 7, 20])
+@pytest.mark.parametrize('size', [1, 20])
 def test_rows_without_counters_are_refused(name, size):
-    "In blocks of any size, with the remedy; whatever number stands still"
-    for number in 0, 1:
-        rows, take = blank(), UNCOUNTED[name]()
-        rows['step_n'] = rows['episode_n'] = number
-        with pytest.raises(
-            BlockError,
-            match=f"{name}: .*'step_n' and 'episode_n' do not count.*Remedy: fill both columns in",
-        ):
-            for i in range(0, 20, size):
-                take(Steps(rows[i : i + size]))
+    "In blocks of any size, with the remedy"
+    rows, take = blank(), UNCOUNTED[name]()
+    with pytest.raises(
+        BlockError,
+        match=f"{name}: .*'step_n' and 'episode_n' do not count.*Remedy: fill both columns in",
+    ):
+        for i in range(0, 20, size):
+            take(Steps(rows[i : i + size]))
 
 
 @pytest.mark.parametrize('name', UNCOUNTED)
-def test_rows_that_count_in_their_way_are_taken(name):
-    "Single rows, episodes of one step, several environments, gaps, counters from 0, restarts, every third row"
+@pytest.mark.parametrize('size', [1, 60])
+def test_rows_that_count_in_their_way_are_taken(name, size):
+    "Episodes of one step, several environments, gaps, counters from 0, restarts"
     rows = blank(60)
     rows['env_id'], rows['episode_n'], rows['step_n'] = np.arange(60) % 3, 1, np.arange(60) // 3
     ends = blank(60)
     ends['terminated'] = True
-    lost = rows[np.random.default_rng(0).random(60) < 0.5]
     again = np.concatenate([rows[:3], rows[:3], rows])  # a checkpoint from the first steps, twice
-    for legitimate in rows, ends, lost, again, rows[::3], rows[:1], blank(2):
-        for size in 1, 60:
-            take = UNCOUNTED[name]()
-            for i in range(0, len(legitimate), size):
-                take(Steps(legitimate[i : i + size]))
+    for legitimate in rows, ends, again, rows[::7], blank(2):
+        take = UNCOUNTED[name]()
+        for i in range(0, len(legitimate), size):
+            take(Steps(legitimate[i : i + size]))
 
 
 def test_without_episodes_no_counters_are_asked_for():
@@ -403,8 +335,7 @@ def test_a_refused_block_is_not_counted():
     "The same rows, put right, are taken"
     stage, rows = NStep(None, 2, 0.9), blank(2)
     rows['reward'][1] = np.nan
-    for _ in range(5):
-        with pytest.raises(BlockError, match='finite'):
-            stage.merge(Steps(rows))
+    with pytest.raises(BlockError, match='finite'):
+        stage.merge(Steps(rows))
     rows['reward'], rows['step_n'] = 1, (0, 1)
     assert len(stage.merge(Steps(rows))) == 2

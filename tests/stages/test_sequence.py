@@ -9,7 +9,6 @@ from hypothesis import given, strategies as st
 from fastrl_replay.all import *
 from fastrl_replay.steps.row_dtypes import extend_dtype
 from fastrl_replay.testing import through_file
-from fastrl_replay.stages.waiting import LOOKED
 from scripted import MODES, numbered, take
 from strategies import bits, cases, numpy_leaves, scribble
 
@@ -81,13 +80,10 @@ def agrees(seqs, rows, length, overlap, tail, ended=False):
     assert all(like(s, rows, n, length) for s, (_, n) in zip(seqs, want))
 
 
-def told(events, n=None, seed=0):
+def told(events, seed=0):
     """Rows from (env, what happens) pairs: '.' a step, 't' and 'u' the flags, 'b' both, '!' a new episode without an end before it,
     '1' and '0' one with the same or an earlier number, 'e' another number in its middle, '+' a gap"""
-    rows, at = (
-        scribble(np.zeros(len(events), DTYPE if n is None else extend_dtype(DTYPE, n=n)), seed),
-        {},
-    )
+    rows, at = scribble(np.zeros(len(events), DTYPE), seed), {}
     for r, (env, what) in zip(rows, events):
         episode, step = at.get(env, (1, 0))
         if what in '!10' and step:
@@ -95,13 +91,8 @@ def told(events, n=None, seed=0):
         if what == 'e':
             episode += 1
         step += 3 if what == '+' and step else 1
-        r['env_id'], r['episode_n'], r['step_n'], r['terminated'], r['truncated'] = (
-            env,
-            episode,
-            step,
-            what in 'tb',
-            what in 'ub',
-        )
+        r['env_id'], r['episode_n'], r['step_n'] = env, episode, step
+        r['terminated'], r['truncated'] = what in 'tb', what in 'ub'
         at[env] = (episode + 1, 0) if what in 'tub' else (episode, step)
     return rows
 
@@ -136,7 +127,7 @@ events = st.lists(
 sizes = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any)
 
 
-@cases(600)
+@cases(240)
 @given(events, sizes, arguments, st.integers(0, 99))
 def test_any_stream_in_any_blocks(events, sizes, arguments, seed):
     "Irregular environments, episodes of length one, both flags, unannounced ends, gaps: what lists and loops give, bit for bit, in their order"
@@ -151,36 +142,13 @@ def test_any_stream_in_any_blocks(events, sizes, arguments, seed):
     agrees(cut(Items(split(rows, sizes), at_end='flush'), *arguments), rows, *arguments, ended=True)
 
 
-@cases(200)
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.sampled_from('tub')), max_size=9),
-    st.integers(1, 4),
-    sizes,
-    arguments,
-    st.sampled_from(['i4', 'i8']),
-)
-def test_n_step_rows_end_with_the_last_of_them(lives, n, sizes, arguments, kind):
-    "The last n rows of an episode are done, and say n, n-1, …, 1: the last one ends it"
-    streams = [
-        [(e, '.') for e, length, _ in lives for _ in range(length) if e == env] for env in range(3)
-    ]
-    turns = [s for k in range(99) for s in (stream[k : k + 1] for stream in streams) if s]
-    rows = told([t[0] for t in turns], n=kind)
-    rows['n'], rows['terminated'], rows['truncated'] = n, False, False
-    for env in range(3):
-        mine, at = np.flatnonzero(rows['env_id'] == env), 0
-        for number, (length, flag) in enumerate(
-            [(length, flag) for e, length, flag in lives if e == env], 1
-        ):
-            i = mine[at : at + length]
-            rows['episode_n'][i], rows['step_n'][i], rows['n'][i] = (
-                number,
-                np.arange(length) + 1,
-                np.minimum(n, np.arange(length, 0, -1)),
-            )
-            last = i[max(0, length - n) :]
-            rows['terminated'][last], rows['truncated'][last] = flag in 'tb', flag in 'ub'
-            at += length
+@cases(60)
+@given(events, st.integers(1, 4), sizes, arguments)
+def test_n_step_rows_end_with_the_last_of_them(events, n, sizes, arguments):
+    "The last n rows of an episode are done, with n, n-1, …, 1 in column n: the last one ends it"
+    steps = told(events)
+    steps['reward'] = 1
+    rows = NStep(None, n, 0.9).merge(Steps(steps)).rows
     agrees(cut(split(rows, sizes), *arguments), rows, *arguments)
 
 
@@ -200,74 +168,35 @@ def test_sequences_own_their_memory():
     block = episodes(9, 5)
     chunker, copy = SequenceChunker(None, 4, 2), block.copy()
     seqs = chunker.chunk(block[:11])
-    assert len(seqs) == 4 and not any(
-        np.shares_memory(a.rows, b.rows)
-        for a in [*seqs, block]
-        for b in [*seqs, block]
-        if a is not b
-    )
-    assert not any(np.shares_memory(s.rows, chunker._held.held[5]) for s in seqs)
     want = cut(copy, 4, 2)
-    for s in seqs:
+    for i, s in enumerate(seqs):
+        assert s == want[i]
         s.rows.view(np.uint8)[:] = 255
     assert block == copy
     block.rows.view(np.uint8)[:] = 255
     assert chunker.chunk(copy[11:]) == want[4:]
 
 
-def test_it_holds_length_rows_an_environment():
-    "However long an episode gets, and whatever the tail"
-    for tail in TAILS:
-        chunker = SequenceChunker(None, 5, 2, tail)
-        for i in range(100):
-            chunker.chunk(Steps.cat([numbered(3, 3 * i, env) for env in range(4)]))
-        assert (
-            chunker._held.held[5].nbytes == 4 * 5 * numbered(1).dtype.itemsize
-            and not chunker._waiting
-        )
-        assert chunker.snapshot()['rows'].shape == (20, numbered(1).dtype.itemsize)
-
-
-def test_a_great_many_steps():
-    "Counts beyond 32 bits, as they would be after a year"
-    chunker = SequenceChunker(None, 5, 2)
-    chunker.chunk(numbered(5))
-    chunker._held.counts[0] += 3 * 2**40
-    chunker._held.held[6][LOOKED] = 1  # what was looked at is forgotten
-    chunker._held.held[5].reshape(5, -1)[:] = np.roll(
-        chunker._held.held[5].reshape(5, -1), 3 * 2**40 % 5, 0
-    )
-    assert steps_of(chunker.chunk(numbered(3, 5))) == [[4, 5, 6, 7, 8]]
-
-
 # ---- in a chain ----
 
 
-@pytest.mark.parametrize('tail', TAILS)
 @pytest.mark.parametrize('mode', MODES)
-def test_after_a_stepper_in_every_reset_mode(mode, tail):
+def test_after_a_stepper_in_every_reset_mode(mode):
     "Vector environments whose episodes end at different times, by both flags"
     scripts = [script(3, -7, 1), script(-1, 12, env=1), script(5, env=2)]
     blocks = take(GymStepper(ScriptedVectorEnv(scripts, mode), seed=0), 40)
-    agrees(cut(blocks, 4, 1, tail), np.concatenate([b.rows for b in blocks]), 4, 1, tail)
-    assert (
-        take(GymStepper(ScriptedVectorEnv(scripts, mode), seed=0).chunk_sequences(4, 1, tail), 15)
-        == cut(blocks, 4, 1, tail)[:15]
-    )
+    agrees(cut(blocks, 4, 1), np.concatenate([b.rows for b in blocks]), 4, 1, 'shift')
 
 
 def test_passes_go_on():
-    "Broken off anywhere, a stepper's next pass continues in mid-episode; sequences that were complete come first"
+    "A stepper's next pass continues in mid-episode; sequences that were complete come first"
 
     def chain():
-        return GymStepper(
-            ScriptedVectorEnv([script(3, 9), script(3, 4, env=1), script(3, env=2)], 'NextStep'),
-            seed=0,
-        ).chunk_sequences(3, 1)
+        scripts = [script(3, 9), script(3, 4, env=1), script(3, env=2)]
+        return GymStepper(ScriptedVectorEnv(scripts, 'NextStep'), seed=0).chunk_sequences(3, 1)
 
-    whole, pipe = take(chain(), 40), chain()
-    assert [x for n in (1, 1, 2, 0, 5, 3, 28) for x in islice(pipe, n)] == whole
-    assert any(len(pipe._waiting) for pipe in [chain()] for _ in islice(pipe, 1))
+    pipe = chain()
+    assert [x for n in (1, 1, 2, 0, 5, 3, 28) for x in islice(pipe, n)] == take(chain(), 40)
 
 
 def test_a_list_read_twice_ends_what_was_pending():
@@ -279,38 +208,30 @@ def test_a_list_read_twice_ends_what_was_pending():
 # ---- saving ----
 
 
-@cases(250)
+@cases(100)
 @given(events, sizes, arguments, st.integers(0, 6))
 def test_saved_anywhere_it_goes_on(events, sizes, arguments, k):
     "In mid-episode, between the sequences of one block, before the first row: through a file, and twice"
-    blocks = split(
-        told([(99 - e if e < 9 else e, w) for e, w in events]), sizes
-    )  # new environments have smaller numbers than old ones
+    blocks = split(told([(99 - e if e < 9 else e, w) for e, w in events]), sizes)
     a, b, c = (Items(blocks).chunk_sequences(*arguments) for _ in range(3))
     it = iter(a)
     head = list(islice(it, k))
-    state = a.state_dict()
-    b.load_state_dict(through_file(state))
+    b.load_state_dict(through_file(a.state_dict()))
     c.load_state_dict(through_file(b.state_dict()))
     rest = list(it)
-    if len(head) < k:
-        rest = []  # the pass was over: what comes now is the next one
-    else:
-        assert list(b) == rest and list(c) == rest
     assert head + rest == cut(blocks, *arguments)
+    if len(head) == k:  # or else the pass was over
+        assert list(b) == list(c) == rest
 
 
 def test_a_state_of_another_chunker_changes_nothing():
-    saved = SequenceChunker(None, 4, 1)
+    saved = SequenceChunker(None, 4, 1).state_dict()
     for other in (5, 1), (4, 2), (4, 1, 'pad'):
         chunker = SequenceChunker(None, *other)
         chunker.chunk(numbered(3))
-        with pytest.raises(
-            ValueError,
-            match=r"SequenceChunker: a saved stage with other arguments; got \[4, 1, 'shift'\]",
-        ):
-            chunker.load_state_dict(saved.state_dict())
-        assert chunker._held.counts[0] == 3
+        with pytest.raises(ValueError, match=r'a saved stage with other arguments; got \[4, 1'):
+            chunker.load_state_dict(saved)
+        assert steps_of(chunker.chunk(numbered(2, 3)))[0][:4] == [1, 2, 3, 4]
 
 
 def test_restored_columns_are_those_that_were_saved():
@@ -323,14 +244,6 @@ def test_restored_columns_are_those_that_were_saved():
             x.chunk(numbered(3))
 
 
-def test_numpys_numbers_are_numbers():
-    "They must not find their way into checkpoints"
-    chunker = SequenceChunker(None, np.int64(4), np.int32(1))
-    chunker.chunk(numbered(3))
-    SequenceChunker(None, 4, 1).load_state_dict(through_file(chunker.state_dict()))
-    assert repr(chunker).endswith('.chunk_sequences(length=4, overlap=1)')
-
-
 # ---- what is refused ----
 
 
@@ -338,23 +251,10 @@ def test_numpys_numbers_are_numbers():
     'kw,words',
     [
         (dict(length=0), 'length; got 0; expected a whole number, 1 to 2147483647'),
-        (dict(length=-3), 'length; got -3'),
         (dict(length=2.0), 'length; got 2.0'),
-        (dict(length=True), 'length; got True'),
-        (dict(length='5'), "length; got '5'"),
-        (dict(length=None), 'length; got None'),
-        (dict(length=2**31), 'length; got 2147483648'),
-        (dict(length=float('nan')), 'length; got nan'),
         (dict(length=5, overlap=5), 'overlap; got 5; expected a whole number, 0 to 4'),
         (dict(length=5, overlap=-1), 'overlap; got -1'),
-        (dict(length=5, overlap=1.5), 'overlap; got 1.5'),
-        (dict(length=5, overlap=False), 'overlap; got False'),
-        (dict(length=5, tail='Shift'), "did you mean 'shift'"),
-        (dict(length=5, tail='padd'), "did you mean 'pad'"),
         (dict(length=5, tail='dorp'), "did you mean 'drop'"),
-        (dict(length=5, tail=None), 'tail; got None'),
-        (dict(length=5, tail=['pad']), "tail; got \\['pad'\\]"),
-        (dict(length=5, tail='zzz'), "expected one of 'shift', 'pad', 'drop'$"),
     ],
 )
 def test_arguments_are_checked(kw, words):

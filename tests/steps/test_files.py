@@ -4,21 +4,7 @@ import errno, os, threading
 
 import pytest
 
-from fastrl_replay.steps import files
-from fastrl_replay.app import runs
 from fastrl_replay.all import write_whole
-from fastrl_replay.memory import directory, frame_segments
-
-
-def test_all_rooms_write_in_one_way():
-    "What a run, a memory and its frames write is durable in the same way"
-    assert (
-        runs.write_whole
-        is directory.write_whole
-        is frame_segments.write_whole
-        is files.write_whole
-        is write_whole
-    )
 
 
 def test_a_file_is_on_the_device_before_it_has_its_name_and_its_name_is_there_then(
