@@ -104,20 +104,17 @@ class WatchedRun:
         self.memories = []
         read_config(path)  # an error if it is no run
 
-    def samples(self, number: int = 0, episodes: dict = None) -> list:
+    def samples(self, number: int = 0) -> list:
         "Return a sample of the run, and those of its memories"
         config = self.read(lambda p: read_config(p.parent), self.out / 'config.json') or {}
         lines = self.read(lambda p: read_metrics(p.parent), self.out / 'metrics.jsonl') or []
         summary = self.read(lambda p: read_json(p, {}), self.out / 'summary.json')
         state, said = state_of(self.out, lines, summary)
-        known = (
-            facts_of(config['recipe'], config) if config else dict(title=str(self.out), config={})
-        )
+        known = facts_of(config) if config else dict(title=str(self.out), config={})
         run = run_sample(
             str(self.out),
             lines=lines,
             summary=summary,
-            episodes=episodes,
             state=state,
             said=said,
             videos=self.videos(number),
