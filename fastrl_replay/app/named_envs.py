@@ -108,9 +108,10 @@ def _making(setting, text):
         raise
     except gym.error.UnregisteredEnv:
         name = text.partition('(')[0]
+        near = did_you_mean(name.rpartition(':')[2], gym.registry)
         raise SettingsError(
             'recipe',
-            f'setting {setting!r}: there is no environment {name!r}{did_you_mean(name, gym.registry)}',
+            f'setting {setting!r}: there is no environment {name!r}{near}',
             expected='an id that gymnasium knows, such as CartPole-v1, or one of yours, such as my_module:Maze-v0',
         ) from None
     except Exception as e:

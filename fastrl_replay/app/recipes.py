@@ -543,7 +543,7 @@ def _check_ranks(s):
     n = s['ranks']
     where = f'with {n} learners (--nproc-per-node)'
     if not LEARNERS[s['learner']].ranks:
-        _only(s, where, learner='dqn, r2d2, sac or td3')
+        _only(s, where, learner='dqn')
     nothing = dict(shards=0, data='none', memory_path='none', engine='process')
     _only(s, where, **nothing, **dict.fromkeys(NORMS, False))
     workers = s.get('workers', 0)
