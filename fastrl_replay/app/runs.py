@@ -30,7 +30,14 @@ from fastrl_replay.steps.states import (
     maybe,
     row,
 )
-from .recipes import Agent, check_saved, memory_dirs, memory_path, play_episodes
+from fastrl_replay.app.recipes import (
+    MISFITS,
+    Agent,
+    check_saved,
+    memory_dirs,
+    memory_path,
+    play_episodes,
+)
 from fastrl_replay.app.run_files import (
     facts_of,
     owns_memory,
@@ -40,14 +47,12 @@ from fastrl_replay.app.run_files import (
     run_title,
 )
 from fastrl_replay.app.saved_policies import (
-    MISFITS,
     check_model,
     checkpoint_bytes,
     load_checkpoint,
     load_model,
     policy_in,
     policy_state,
-    read_policy,
 )
 from ..learning.registry import recorded
 from ..look.page import page_html
@@ -167,7 +172,6 @@ class Run:
         self.unsaved = False
         # the lock, between `start` or `resume` and the end of `train`
         self._held = None
-        self._plan_next()
 
     def train(self, show=None) -> dict:  # the summary; None if it was stopped before its end
         "Train to the end, or until `stop`"
@@ -209,8 +213,12 @@ class Run:
     def _between(self):
         "Do what is due when all that the last steps set off has been done"
         self._spend('memory and learner')
-        if self.agent.journal.steps >= self.next:
-            self._do_what_is_due()
+        steps = self.agent.journal.steps
+        for what, last in self.last.items():
+            every = self.settings[f'{what}_every']
+            if steps // every > last // every:
+                self.last[what] = steps
+                self._do(what)
         # as all ranks know it
         stop = self.stop if self.ranks.size == 1 else self.agent.journal.stopping
         if (stop or self.unsaved) and self.ranks.all(self.agent.resumable):
@@ -219,24 +227,13 @@ class Run:
             if stop:
                 raise _Stopped
 
-    def _plan_next(self):
-        "Find the step at which something is to be done again"
-        every = {what: self.settings[f'{what}_every'] for what in self.last}
-        self.next = min((self.last[what] // n + 1) * n for what, n in every.items())
-
-    def _do_what_is_due(self):
-        "Report, evaluate, ask for a checkpoint"
-        steps = self.agent.journal.steps
-        every = {what: self.settings[f'{what}_every'] for what in self.last}
-        due = [what for what, n in every.items() if steps // n > self.last[what] // n]
-        for what in due:
-            self.last[what] = steps
-        if 'report' in due:
+    def _do(self, what):
+        if what == 'report':
             self.report()
-        if 'eval' in due:
+        elif what == 'eval':
             self.evaluate()
-        self.unsaved |= 'save' in due
-        self._plan_next()
+        else:
+            self.unsaved = True
 
     def report(self):
         "Write a line of metrics"
@@ -357,7 +354,6 @@ class Run:
                 'run', f"{path} doesn't fit the run's config.json", f'{type(e).__name__}: {e}'
             ) from e
         self.saved = self.agent.journal.steps
-        self._plan_next()
         return self
 
     def _part(self, name):
@@ -516,19 +512,12 @@ def _check_is_mine(config, out, path, named):
     "Raise if the memory that a config names is not that of its run; `named`: it was named again"
     place = f'memory_path: {Path(path).absolute()}'
     said = run_of(path)
-    if not said:
-        raise SettingsError(
-            'run',
-            f'{place} is not the memory of this run',
-            'a directory without a run' if Path(path).is_dir() else 'no such directory',
-            remedy='--memory DIR, where it is now',
-        )
     if 'id' not in config or said.get('id') != config['id']:
         raise SettingsError(
             'run',
-            f'{place} is the memory of another run now',
-            said.get('directory'),
-            remedy='resume that one, or begin a new one with --memory, which continues with these rows',
+            f'{place} is not the memory of this run',
+            f'that of {said["directory"]}' if 'directory' in said else 'that of no run',
+            remedy='--memory DIR, where it is now; or begin a new run, which continues with these rows',
         )
     if not named and not owns_memory(out, config, path):
         raise SettingsError(
@@ -698,7 +687,7 @@ def reopen(
     path = Path(out) / ('best.pt' if best else 'checkpoint.pt')
     with _config_errors(out, config):
         _check_settings(config['recipe'], s, trust, (), '--trust')
-        policy = read_policy(path)
+        policy = policy_in(load_checkpoint(path), path)
         _check_model(s, policy, path)
         agent = Agent(s)
         load_model(agent.model, policy['model'], str(path))

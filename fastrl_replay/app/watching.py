@@ -12,7 +12,7 @@ from .offline import open_memory
 from .recipes import memory_dirs
 from .run_files import facts_of, owns_memory, read_config, read_json, read_metrics
 from ..look.page import page_html
-from ..look.run_sample import is_number, run_sample
+from ..look.run_sample import run_sample
 from ..look.sample import json_text, memory_sample, plain
 from ..look.server import Server
 from ..memory.timeline import Timeline
@@ -77,17 +77,13 @@ def state_of(
     now = now or time.time()
     files = [p for p in (out / 'metrics.jsonl', out / 'config.json') if p.exists()]
     age = now - max((p.stat().st_mtime for p in files), default=now)
-    walls = [0, *(m['wall_s'] for m in lines if is_number(m.get('wall_s')))][-20:]
-    usual = max((b - a for a, b in zip(walls, walls[1:])), default=0)
     step = f'step {lines[-1]["env_steps"]:,}' if lines else 'no metrics so far'
     at_work = None if age < 5 else is_locked(out)
     if at_work is False:
         return 'stopped', f'{step}; to go on: fastrl-replay train --resume {out}'
     ago = f'{age:.0f} s' if age < 100 else f'{age / 60:.0f} min'
-    if age > max(60, 5 * usual):
-        return 'silent', f'{step}; no new line for {ago}' + ', though its process is there' * bool(
-            at_work
-        )
+    if age > 600:
+        return 'silent', f'{step}; no new line for {ago}'
     return 'running', f'{step}, {ago} ago'
 
 # %% ../../nbs/app/watching.ipynb #db42263e
