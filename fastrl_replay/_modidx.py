@@ -232,7 +232,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'fastrl_replay.app.runs._check_rows': ('app/runs.html#_check_rows', 'fastrl_replay/app/runs.py'),
                                         'fastrl_replay.app.runs._check_settings': ( 'app/runs.html#_check_settings',
                                                                                     'fastrl_replay/app/runs.py'),
-                                        'fastrl_replay.app.runs._check_size': ('app/runs.html#_check_size', 'fastrl_replay/app/runs.py'),
                                         'fastrl_replay.app.runs._check_vacant': ( 'app/runs.html#_check_vacant',
                                                                                   'fastrl_replay/app/runs.py'),
                                         'fastrl_replay.app.runs._checkpoint': ('app/runs.html#_checkpoint', 'fastrl_replay/app/runs.py'),

@@ -159,8 +159,7 @@ def _result(run, s):
         print(f'picture:    {picture}')
     else:
         print('picture:    none, because matplotlib is not installed (pip install matplotlib)')
-    if (run.out / 'report.html').exists():
-        print(f'report:     {run.out / "report.html"}')
+    print(f'report:     {run.out / "report.html"}')
     print(f'play again: fastrl-replay eval {_in_a_line(run)}')
     best = s.get('best_return', s['final_return'])
     if best > s['final_return']:
@@ -348,7 +347,7 @@ def _outcome(out):
     x = np.arange(1, len(returns) + 1) if by == 'episodes' else ends
     grid = np.linspace(0, x[-1], min(400, len(x))).round() if len(x) else x
     y = np.interp(grid, x, smooth(returns)) if len(x) else x
-    return dict(**s, by=by, x=grid.tolist(), y=[float(f'{v:.6g}') for v in y])
+    return dict(**s, by=by, x=grid.tolist(), y=y.tolist())
 
 
 def _episodes(path):

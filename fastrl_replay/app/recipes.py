@@ -229,10 +229,11 @@ class Agent:
         source = one if s['envs'] == 1 else [one] * s['envs']
         self.stepper = step_env(s, source, self.policy, s['seed'])
         self.memory = self.rewards = self.shards = None
-        batches = self._offline(s) if recorded(s) else self._batches({**s, 'envs': n}, env)
+        s = {**s, 'envs': n, 'info': named_info(s.get('info', 'none'))}
+        batches = self._offline(s) if recorded(s) else self._batches(s, env)
         if self.rewards:
             batches = ScaleRewards(batches, self.rewards)
-        self.pipe = builder.learner(batches, self.model, {**s, 'envs': n})
+        self.pipe = builder.learner(batches, self.model, s)
         if 'precision' in s:
             self.pipe.compute_with(s['precision'], s.get('compile', False))
         self._here = self.journal  # that of this rank
@@ -258,8 +259,7 @@ class Agent:
         if s.get('train_every', 1) > s['envs'] and not several:
             steps = Gather(steps, s['train_every'])
         part = _of_shard(s)
-        info = named_info(s.get('info', 'none'))
-        part = {**part, 'store': _store(part, env), 'info': info}
+        part['store'] = _store(part, env)
         batches = self.builder.batches(steps, self.model, part)
         replay = batches if hasattr(batches, 'memory') else None
         if memory_path(s) and (replay is None or replay.memory.store.folder is None):
@@ -280,10 +280,9 @@ class Agent:
 
     def _offline(self, s):
         "From recorded rows to batches; n-step rows are made when they are read"
-        info = named_info(s.get('info', 'none'))
-        part = {**s, 'store': _store(s, None), 'info': info, 'n_step': 1}
+        part = {**s, 'store': _store(s, None), 'n_step': 1}
         self.memory = self.builder.batches(None, self.model, part)
-        last = MASK, SUCCESS, *info  # as `row_batches` has them
+        last = MASK, SUCCESS, *s['info']  # as `row_batches` has them
         self.journal = Offline(
             self.memory, recorded(s), s['steps'], self.spaces, s['n_step'], s['gamma'], last
         )
@@ -518,7 +517,7 @@ def _of_shard(s):
     n = s.get('shards', 0)
     path = memory_path(s)
     if not n:
-        return s
+        return {**s}
     part = dict(max_sz=-(-s['max_sz'] // n), steps=s['steps'] // n)
     if 'warmup' in s:
         part['warmup'] = -(-s['warmup'] // n)

@@ -686,7 +686,7 @@ def reopen(
     s['device'] = device or s.get('device', 'cpu')
     path = Path(out) / ('best.pt' if best else 'checkpoint.pt')
     with _config_errors(out, config):
-        _check_settings(config['recipe'], s, trust, (), '--trust')
+        _check_settings(config['recipe'], s, trust)
         policy = policy_in(load_checkpoint(path), path)
         _check_model(s, policy, path)
         agent = Agent(s)
@@ -728,7 +728,7 @@ def outside(
     return found
 
 
-def _check_settings(name, s, trust, again, remedy=None):
+def _check_settings(name, s, trust, again=()):
     "Raise if saved settings are of other kinds, or reach outside of the run and were not named again"
     check_saved(name, s)
     found = {} if trust else {k: v for k, v in outside(s).items() if k not in again}
@@ -738,8 +738,7 @@ def _check_settings(name, s, trust, again, remedy=None):
             'its settings reach outside of the run',
             ', '.join(f'{k} = {s[k]}' for k in found),
             'no modules, no paths, no clusters, and no number above 9,999',
-            'look at what they name, then '
-            + (remedy or f'--trust, or the same again: {" ".join(found.values())}'),
+            f'look at what they name, then --trust, or with train the same again: {" ".join(found.values())}',
         )
 
 # %% ../../nbs/app/runs.ipynb #68546df1
@@ -767,7 +766,18 @@ def resume(
             _check_settings(config['recipe'], s, trust, again)
             if path:
                 _check_is_mine(config, out, memory or path, trust or memory)
-            _check_size(out, s.get('ranks', 1), 1 if ranks is None else ranks.size)
+            n, now = s.get('ranks', 1), 1 if ranks is None else ranks.size
+            if n != now:  # rows and environments stay with their rank
+                begin = (
+                    'fastrl-replay' if n == 1 else f'torchrun --nproc-per-node {n} -m fastrl_replay'
+                )
+                raise SettingsError(
+                    'run',
+                    'it was begun with another number of learners',
+                    now,
+                    n,
+                    f'{begin} train --resume {out}',
+                )
             state = _checkpoint(out, s)
             run = Run(out, config['recipe'], s, ranks)
         run.load(state)
@@ -798,20 +808,6 @@ def _checkpoint(out, s):
         raise SettingsError('run', f'{path} belongs to no run', got, 'agent, run')
     _check_model(s, policy_in(state, path), path)
     return state
-
-
-def _check_size(out, n, now):
-    "A checkpoint has rows and environments of each rank, which stay with it"
-    if n == now:
-        return
-    begin = 'fastrl-replay' if n == 1 else f'torchrun --nproc-per-node {n} -m fastrl_replay'
-    raise SettingsError(
-        'run',
-        'it was begun with another number of learners',
-        now,
-        n,
-        f'{begin} train --resume {out}',
-    )
 
 # %% ../../nbs/app/runs.ipynb #fb0e3804
 def _tidy(run, config):

@@ -81,7 +81,7 @@ def state_of(
     at_work = None if age < 5 else is_locked(out)
     if at_work is False:
         return 'stopped', f'{step}; to go on: fastrl-replay train --resume {out}'
-    ago = f'{age:.0f} s' if age < 100 else f'{age / 60:.0f} min'
+    ago = f'{age:.0f} s'
     if age > 600:
         return 'silent', f'{step}; no new line for {ago}'
     return 'running', f'{step}, {ago} ago'
