@@ -5061,8 +5061,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'fastrl_replay/steps/settings.py'),
                                               'fastrl_replay.steps.settings.file_text': ( 'steps/settings.html#file_text',
                                                                                           'fastrl_replay/steps/settings.py'),
-                                              'fastrl_replay.steps.settings.may_be_device': ( 'steps/settings.html#may_be_device',
-                                                                                              'fastrl_replay/steps/settings.py'),
                                               'fastrl_replay.steps.settings.nearest': ( 'steps/settings.html#nearest',
                                                                                         'fastrl_replay/steps/settings.py'),
                                               'fastrl_replay.steps.settings.parse': ( 'steps/settings.html#parse',

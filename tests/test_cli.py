@@ -19,14 +19,14 @@ from fastrl_replay.steps.settings import SettingsError
 from fastrl_replay.testing import same
 
 SMALL = dict(
-    steps=1_600,
+    steps=800,
     warmup=200,
     train_every=1,
     network=(16, 16),
-    eval_every=700,
+    eval_every=350,
     eval_episodes=3,
-    save_every=300,
-    report_every=200,
+    save_every=150,
+    report_every=100,
 )
 SET = [
     '--set',
@@ -116,7 +116,7 @@ def test_a_run_from_the_outside(tmp_path, monkeypatch, capsys):
     assert sorted(p.name for p in out.iterdir()) == FILES
     s = json.loads((out / 'summary.json').read_text())
     lines = read_metrics(out)
-    assert (s['recipe'], s['seed'], s['env_steps'], s['updates']) == ('cartpole', 3, 1600, 700)
+    assert (s['recipe'], s['seed'], s['env_steps'], s['updates']) == ('cartpole', 3, 800, 300)
     assert f'{s["final_return"]:.1f}' in said and 'fastrl-replay eval here --trust' in said
     assert re.search(r'steps/s +return [\d.]+ +ε [\d.]+ +loss', said) and '\r' not in said
     assert s['final_return'] == lines[-1]['eval_return'] and lines[-1]['eval_episodes'] == 20
@@ -135,8 +135,8 @@ def test_metrics_say_what_happened(trained):
     "Reports and evaluations at their steps; every number finite"
     lines = read_metrics(trained.out)
     reports = [m for m in lines if 'eps' in m]
-    assert [m['env_steps'] // 200 for m in reports] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert [m['env_steps'] // 700 for m in lines if 'eval_return' in m] == [1, 2, 2]
+    assert [m['env_steps'] // 100 for m in reports] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [m['env_steps'] // 350 for m in lines if 'eval_return' in m] == [1, 2, 2]
     assert [m['env_steps'] for m in lines] == sorted(m['env_steps'] for m in lines)
     names = 'loss td q norm fill age_mean age_max return_mean steps_per_s wall_s updates episodes'
     assert {*names.split()} <= set(reports[1])  # the first is of the warm-up
@@ -145,7 +145,7 @@ def test_metrics_say_what_happened(trained):
     weights = np.diff([0, *(m['episodes'] for m in reports)])
     means = [m['return_mean'] or 0 for m in reports]
     np.testing.assert_allclose(weights @ means, sum(j.returns[: reports[-1]['episodes']]))
-    assert sum(j.returns) <= j.steps == 1600  # each step of CartPole gives 1
+    assert sum(j.returns) <= j.steps == 800  # each step of CartPole gives 1
 
 
 def test_the_same_seed_is_the_same_run(trained, tmp_path):
@@ -207,8 +207,8 @@ def test_a_run_that_is_longer_in_two_goes(trained, tmp_path):
     out = shutil.copytree(trained.out, tmp_path / 'r')
     with pytest.raises(SettingsError, match='more --steps'):
         resume(out)
-    again = resume(out, 1_700)
-    assert again.train()['env_steps'] == 1700
+    again = resume(out, 900)
+    assert again.train()['env_steps'] == 900
     assert len(again.agent.journal.returns) > len(trained.agent.journal.returns)
 
 
@@ -275,7 +275,7 @@ def test_tensorboard(tmp_path, capsys):
     assert losses == [
         (m['env_steps'], m['loss']) for m in read_metrics(tmp_path / 't') if 'loss' in m
     ]
-    assert '--tensorboard' in here(capsys, 'train', '--resume', tmp_path / 't', '--steps', 700)
+    assert '--tensorboard' in here(capsys, 'train', '--resume', tmp_path / 't', '--steps', 650)
 
 
 def test_evaluation_counts_one_episode_of_each_environment():

@@ -415,6 +415,7 @@ class Run:
         self.save()
         if not self.leads:
             return {}
+        self.wall = perf_counter() - self.began
         summary = dict(
             recipe=self.name,
             env=self.settings['env'],
@@ -557,9 +558,10 @@ def start(
         out.mkdir(parents=True, exist_ok=True)
         held.enter_context(lock_dir(out))
         _check_vacant(out, s)  # while this run was built, another one may have come and gone
-        for path in [*(out / name for name in _OURS), *left_over(out, _OURS)]:
-            path.unlink(missing_ok=True)
         _remove_parts(out)
+        old = [out / name for name in _OURS if name != 'config.json']
+        for path in [*old, *left_over(out, _OURS)]:
+            path.unlink(missing_ok=True)
         config = dict(
             recipe=run.name,
             id=uuid.uuid4().hex,
