@@ -216,6 +216,33 @@ def test_a_strangers_run_reads_no_rows_of_mine(tmp_path, capsys):
     assert 'mean return' in here(capsys, 'train', '--resume', out, '--data', rows)
 
 
+def test_code_in_a_checkpoint_is_not_executed(copy, tmp_path, capsys):
+    class Bad:
+        def __reduce__(self):
+            return os.system, ('touch ' + str(tmp_path / 'executed'),)
+
+    for name in 'checkpoint.pt', 'best.pt':
+        torch.save(dict(agent=Bad()), copy / name)
+    for line in (
+        ['train', '--resume', copy, '--steps', 400],
+        ['eval', copy],
+        ['eval', copy, '--best'],
+    ):
+        assert "can't be read as a checkpoint" in says(capsys, *line)
+    assert not (tmp_path / 'executed').exists()
+
+
+@pytest.mark.parametrize('name', ['best.pt', 'checkpoint.pt'])
+def test_a_policy_with_code_is_not_loaded(name, copy):
+    class Bad:
+        def __reduce__(self):
+            return pytest.fail, ('it was executed',)
+
+    torch.save(dict(load_checkpoint(copy / 'best.pt'), settings=Bad()), copy / name)
+    with pytest.raises(SettingsError, match="can't be read as a checkpoint"):
+        load_policy(copy / name)
+
+
 # ---- item 11: a memory's directory ----
 
 

@@ -177,5 +177,5 @@ def test_eval_record_of_an_environment_that_takes_no_render_mode(tmp_path, capsy
     monkeypatch.chdir(tmp_path)
     assert main(['train', 'cartpole', '--out', 'r', *SET, 'env=plainroom:Room', 'steps=120']) == 0
     capsys.readouterr()
-    err = says(capsys, 'eval', 'r', '--record', 'a.gif')
+    err = says(capsys, 'eval', 'r', '--trust', '--record', 'a.gif')
     assert 'render_mode' in err and not Path('a.gif').exists()
