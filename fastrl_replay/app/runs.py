@@ -825,13 +825,11 @@ def _tidy(run, config):
             remedy='more --steps' if j.steps >= j.max_steps else None,
         )
     lines = read_metrics(out)  # if it can't be read, nothing has been changed
-    # the last evaluation, of 20 episodes, is made again
-    again = [m for m in lines if j.over and m.get('eval_episodes') == 20]
-    stay = [
-        m
-        for m in lines
-        if m['env_steps'] <= j.steps and not (m in again and m['env_steps'] == j.steps)
-    ]
+    stay = []
+    for m in lines:
+        again = j.over and m.get('eval_episodes') == 20  # the last evaluation is made again
+        if m['env_steps'] < j.steps + (not again):
+            stay.append(m)
     _sign_memory(run, config.get('id'))
     before = config.get('resumed') if isinstance(config.get('resumed'), list) else []
     note = dict(env_steps=j.steps, at=_now(), versions=_versions())

@@ -147,9 +147,9 @@ def policy_state(
     "What a policy needs to play without the agent"
     model = {k: v.cpu() for k, v in saved_part(agent.model).items()}
     observation, action = map(space_state, agent.spaces)
-    # of no use here
-    settings = agent.settings | ({'memory_path': 'none'} if 'memory_path' in agent.settings else {})
-    return dict(model=model, settings=settings, observation_space=observation, action_space=action)
+    return dict(
+        model=model, settings=agent.settings, observation_space=observation, action_space=action
+    )
 
 
 def _numbers(state):

@@ -361,32 +361,14 @@ def game(name='Breakout', late=0, **kwargs):
     )
 
 
-def test_breakouts_five_lives():
-    "Played at random: five episodes, while the emulator counts pictures of one game"
-    env = EpisodicLife(game())
-    env.action_space.seed(0)
-    frames, lives = [], []
-    for i in range(6):
-        _, info = env.reset(seed=3) if i == 0 else env.reset()
-        lives.append(info['lives'])
-        over = False
-        while not over:
-            _, _, terminated, truncated, info = env.step(env.action_space.sample())
-            over = terminated or truncated
-        frames.append(info['episode_frame_number'])
-    assert (
-        lives == [5, 4, 3, 2, 1, 5] and frames[:5] == sorted(frames[:5]) and frames[5] < frames[4]
-    )
-
-
 def test_saved_games_go_on_exactly():
     "Between lives, in the middle of one, and after a game is over; late actions are drawn alike"
-    a, b = (EpisodicLife(game('Pong')) for _ in 'ab')
+    a, b = (EpisodicLife(game()) for _ in 'ab')
     a.action_space.seed(1)
     a.reset(seed=5)
-    for t in range(400):
+    for t in range(250):
         if t % 57 == 0:
-            b = EpisodicLife(game('Pong'))
+            b = EpisodicLife(game())
             decode(through_file(encode(a)), b)
         action = a.action_space.sample()
         x, y = a.step(action), b.step(action)
