@@ -13,7 +13,7 @@ project, author, copyright = (
     'The fastrl_replay contributors, Apache 2.0',
 )
 release = version = fastrl_replay.__version__
-package, surface = 'fastrl_replay', fastrl_replay.all.__all__
+surface = fastrl_replay.all.__all__
 chained = {
     f'.{c.stage_name}': f'{c.__module__}.{c.__name__}'
     for c in vars(fastrl_replay.all).values()
@@ -31,7 +31,6 @@ extensions = [
     'sphinx.ext.mathjax',
     'sphinx_copybutton',
     'literate',
-    'typesetting',
 ]
 exclude_patterns = ['**/.ipynb_checkpoints']
 
@@ -64,7 +63,7 @@ internals = {
     'Environments': 'envs/*',
     'Transforms': 'stages/*',
     'Memory': 'memory/*',
-    'Replay': 'replay/views replay/due_batches replay/saved_replays replay/replay replay/sequence_table replay/sequence_view replay/mixture',
+    'Replay': 'replay/views replay/replay replay/sequence_table replay/sequence_view replay/mixture',
     'Learning': 'learning/*',
     'Data': 'data/*',
     'Many processes': 'parallel/*',
@@ -111,50 +110,6 @@ words = {  # what people search for, where the page says it in other words
     'how_fast': 'benchmark; performance',
 }
 
-frequent = [  # what “What can go wrong” entries begin with, for the page of questions: these come first in their groups, in this order
-    'Returns stay as they were while the loss falls',
-    "The policy doesn't improve while",
-    'The loss falls, and returns do not rise',
-    '`q` grows without end',
-    'Values are wrong near time limits',
-    'Values of truncated episodes are too low',
-    'Values are too low after `.n_step`',
-    'Exploration ends much earlier',
-    'With more environments there are fewer updates',
-    '`NotEnoughRows` at `sample`',
-    'A network refuses pixels',
-    '`RuntimeError` about the bootstrapping phase',
-    '`ArgumentError` when the stage is made',
-    '`RuntimeError`: the iterator was invalidated',
-    'NaN in a row is refused',
-    'A warning that NextStep is assumed',
-    'A priority is refused',
-    'An error about bounds that are infinite',
-    "Writing to a batch doesn't change the memory",
-    '`steps.reward *= 2` changes the rows',
-    'Blocks differ in size',
-    'Episodes of two environments are mixed',
-    'A second `for` begins anew',
-    'Priorities are not changing',
-    'One row is in nearly every batch',
-    'Large errors are drawn too often',
-    'Some rows are never drawn again',
-    'Short episodes are hardly ever drawn',
-    'Nearly all weights are tiny',
-    'All workers choose the same random actions',
-    'Two policies choose the same random actions',
-    'Two memories draw the same places',
-    "All workers' environments begin in the same state",
-    '`.prefetch` makes nothing faster',
-    'Drawing is slow although rows lie on the GPU',
-    'The GPU waits for each update',
-    'Memory grows with a list of columns',
-    'The newest rows are not in the memory',
-    'The memory stays empty with a `DataLoader`',
-    'Resuming steps all environments again',
-    'Workers explore as before',
-]
-
 nb_execution_mode = 'off'  # the outputs were saved when the notebooks were tested
 nb_render_markdown_format = 'gfm'  # in outputs: tables
 highlight_language = 'text'  # of fences that name none; cells name theirs
@@ -181,4 +136,5 @@ if repository:
     )
 html_static_path = ['static']
 html_css_files, html_js_files = ['site.css'], ['diagrams.js', 'pictures.js']
+html_show_search_summary = False  # browsers refuse to fetch other pages of file://
 html_search_scorer = str(Path(__file__).parent / 'static/scorer.js')

@@ -49,7 +49,6 @@ def fetch(name):
 def source(folder):
     "A copy of the notebooks in `folder`, with the pages that are made."
     import conf
-    from literate import reading_order
     from reference import write_pages
 
     shutil.copytree(
@@ -67,7 +66,6 @@ def source(folder):
         folder / 'nbs',
         conf.classes,
         conf.internals,
-        reading_order,
         {p for pages in conf.groups.values() for p in pages.split()},
     )
     return folder / 'nbs'

@@ -1,51 +1,43 @@
-"""Runs notebooks as `nbdev-test` does, each in a fork of one process that has imported what they all need.
+"""Run notebooks as `nbdev-test` does, each in a fork of one process that has imported what they all need.
 
 Imports are most of what a fresh interpreter costs. The process that forks, run as `python tests/notebooks.py`, runs no
 notebook, no parallel code and no thread itself, and does not import fastrl_replay: a notebook sees what it imports."""
 
-import atexit, faulthandler, gc, importlib, json, os, re, signal, subprocess, sys, threading, traceback
+import atexit
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import traceback
 from pathlib import Path
-
-LIMIT = 600  # seconds for a notebook
 
 
 class Forks:
     "Notebooks are run by a process that waits for their names."
 
     def __init__(self, folder):  # where the output goes
-        self.log, env = (
-            Path(folder) / 'output',
-            {k: v for k, v in os.environ.items() if k != 'IN_TEST'},
-        )
+        self.log = Path(folder) / 'output'
         with open(self.log, 'wb') as out:
             self.process = subprocess.Popen(
                 [sys.executable, __file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=out,
-                env=env,
                 text=True,
             )
 
-    def run(self, nb, flags='', limit=LIMIT):  # flags: cells with these directives are run, too
-        "None where the notebook runs to its end, else what is wrong and what was printed."
-        try:
-            print(
-                json.dumps([str(nb), str(self.log), flags, limit]),
-                file=self.process.stdin,
-                flush=True,
-            )
-            code = int(self.process.stdout.readline())
-        except (BrokenPipeError, ValueError):
-            code = f'{self.process.wait()}, the process that forks,'
-        if code == 0:
-            return None
-        how = (
-            f'was ended by {signal.Signals(-code).name}'
-            if isinstance(code, int) and code < 0
-            else f'ended with {code}'
-        )
-        return f'{nb} {how} and said:\n{self.log.read_text(errors="replace")}'
+    def run(self, nb, limit=600):  # seconds
+        "Return None if the notebook runs to its end, else what is wrong and what was printed."
+        print(json.dumps([str(nb), str(self.log), limit]), file=self.process.stdin, flush=True)
+        code = int(self.process.stdout.readline())
+        if code:
+            return f'{nb} ended with {code} and said:\n{self.log.read_text(errors="replace")}'
 
     def close(self):
         self.process.stdin.close()
@@ -53,24 +45,20 @@ class Forks:
         self.process.stdout.close()
 
 
-def run_notebook(nb, log, flags, limit):
+def run_notebook(nb, log, limit):
     "In the fork: everything printed goes to `log`, and the exit status says whether it passed."
     os.setsid()  # a group of processes, to be ended together
-    for path, mode, fds in (
-        (os.devnull, os.O_RDONLY, [0]),
-        (log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, [1, 2]),
-    ):
-        opened = os.open(path, mode, 0o666)
-        for fd in fds:
-            os.dup2(opened, fd)
-        os.close(opened)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    for opened, fd in ((nothing, 0), (out, 1), (out, 2)):
+        os.dup2(opened, fd)
     faulthandler.enable()
     faulthandler.dump_traceback_later(limit, exit=True)
     from nbdev.test import nbdev_test
 
     take_kernels_from(nb)
     try:
-        nbdev_test(nb, flags=flags)
+        nbdev_test(nb)
     except SystemExit as e:
         return e.code
     return 0
@@ -80,19 +68,20 @@ def leave(code):
     "End as a script does, but don't take the modules apart: half a second for pages that the fork shares so far"
     threading._shutdown()
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code or 0)
 
 
 def take_kernels_from(nb):
-    "A kernel that the notebook exports is not compiled anew: its module has the same, as another test proves, and on disk."
-    exp = re.search(r'#\| default_exp ([\w.]+)', Path(nb).read_text(encoding='utf-8'))
-    if not exp:
+    "A kernel that the notebook exports is not compiled again: its module has the same, as another test proves, and on disk."
+    exported = re.search(r'#\| default_exp ([\w.]+)', Path(nb).read_text(encoding='utf-8'))
+    if not exported:
         return
     from fastrl_replay.steps import compiled
 
-    module, compile_ = importlib.import_module(f'fastrl_replay.{exp[1]}'), compiled.njit
+    module = importlib.import_module(f'fastrl_replay.{exported[1]}')
+    compile_ = compiled.njit
 
     def code(f):
         return [getattr(f.__code__, k) for k in ('co_code', 'co_consts', 'co_names', 'co_varnames')]
@@ -100,12 +89,9 @@ def take_kernels_from(nb):
     def njit(f=None, nogil=False, inline=False):
         if f is None:
             return lambda f: njit(f, nogil, inline)
-        own = getattr(getattr(module, f.__name__, None), 'py_func', None)
-        return (
-            getattr(module, f.__name__)
-            if own and code(own) == code(f)
-            else compile_(f, nogil, inline)
-        )
+        there = getattr(module, f.__name__, None)
+        own = getattr(there, 'py_func', None)
+        return there if own and code(own) == code(f) else compile_(f, nogil, inline)
 
     compiled.njit = njit
 
@@ -114,6 +100,7 @@ def serve():
     "Run the notebooks that come in on stdin, one after the other, and answer with their exit statuses."
     answers = os.fdopen(os.dup(1), 'w', buffering=1)
     os.dup2(2, 1)  # what an import prints is no answer
+    os.environ.pop('IN_TEST', None)
     import gymnasium, matplotlib.pyplot, nbdev.showdoc, nbdev.test, numba, torch, torchdata.nodes  # noqa: F401
 
     torch.set_num_threads(1)  # threads don't survive a fork, and pytest-xdist uses the other cores
@@ -128,13 +115,11 @@ def serve():
                 traceback.print_exc()
             finally:
                 os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         try:
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        finally:
-            try:
-                os.killpg(pid, signal.SIGKILL)  # what the notebook left running
-            except ProcessLookupError:
-                pass
+            os.killpg(pid, signal.SIGKILL)  # what the notebook left running
+        except ProcessLookupError:
+            pass
         print(code, file=answers)
 
 

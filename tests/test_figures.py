@@ -1,12 +1,15 @@
 """Figures on the pages: each comes from what was measured, by name, and no other one is typed."""
 
-import ast, functools, json, re
+import ast
+import re
+import sys
 
 import pytest
-from test_docs import docs_module
-from test_house import BIN, NOTEBOOKS, ROOT, cells, run
+from test_house import BIN, NOTEBOOKS, ROOT, cells, page_of, run
 
-figures = docs_module('figures')
+sys.path.insert(0, str(ROOT / 'docs'))
+import figures
+
 WORDS = 'half|third|quarter|fifth|tenth|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|fifteen|sixteen|twenty|thirty|forty|fifty|a hundred'
 TYPED = re.compile(
     rf'''(?<![\w,.×])(?:[\d,.]*\d|\b(?:{WORDS}))(?:[\s-]+|(?=[µ%]))                  # a number, and what is measured in it:
@@ -52,15 +55,11 @@ CONSTANTS = [  # what a page may type, by the kind of number it is
 ]
 
 
-def prose(text):
-    "Without code, equations, links' targets, and figures that have a name"
-    text = re.sub(r'```.*?```', '', figures.MARK.sub('§', text), flags=re.S)
-    return re.sub(r'`[^`\n]*`|\$[^$\n]*\$|\]\([^)]*\)|^ {4}.*$', '§', text, flags=re.M)
-
-
 def typed(text):
-    "The figures of a text that have no name and are no constant, with the words around them"
-    text = ' '.join(prose(text).split()).lower()
+    "Return the figures of a text that have no name and are no constant, with the words around them; code does not count"
+    text = re.sub(r'```.*?```', '', figures.MARK.sub('§', text), flags=re.S)
+    text = re.sub(r'`[^`\n]*`|\$[^$\n]*\$|\]\([^)]*\)|^ {4}.*$', '§', text, flags=re.M)
+    text = ' '.join(text.split()).lower()
     found = [*TYPED.finditer(text)]
     known = [m.span() for c in CONSTANTS if found for m in re.finditer(c.lower(), text)]
     return [
@@ -70,110 +69,29 @@ def typed(text):
     ]
 
 
-def docstrings():
-    for p in sorted((ROOT / 'fastrl_replay').rglob('*.py')):
-        for node in ast.walk(ast.parse(p.read_text(encoding='utf-8'))):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (
-                doc := ast.get_docstring(node)
-            ):
-                yield f'{p.name} {getattr(node, "name", "")}', doc
-
-
-@functools.cache
 def written():
-    "Where a text for readers stands, and the text"
-    return [*_written()]
-
-
-def _written():
+    "Yield where a text for readers is, and the text"
     for nb in NOTEBOOKS:
-        yield from (
-            (f'{nb.relative_to(ROOT)} {c["id"]}', ''.join(c['source']))
-            for c in cells(nb, 'markdown')
-        )
-    yield from (
-        (p.name, p.read_text(encoding='utf-8'))
-        for p in [*ROOT.glob('nbs/*.md'), ROOT / 'CONTRIBUTING.md']
-    )
-    yield from docstrings()
-
-
-def test_figures_on_pages_are_those_that_were_measured():
-    wrong = [
-        f'{p.relative_to(ROOT)}: {name} is {figures.FIGURES[name]()}, not {value}'
-        for p in [*figures.pages(), ROOT / 'README.md']
-        for name, value in figures.MARK.findall(p.read_text(encoding='utf-8'))
-        if value != figures.FIGURES[name]()
-    ]
-    assert not wrong, (
-        '\n'.join(wrong) + '\nRemedy: python docs/figures.py, then python docs/readme.py'
-    )
-
-
-def test_pages_with_learning_curves_name_the_processor():
-    "Equal seeds give equal curves on the same processor only"
-    pages = {nb.stem: nb.read_text(encoding='utf-8') for nb in NOTEBOOKS}
-    drawn = {
-        name for name, text in pages.items() if re.search(r'RESULTS /.*Image\(curves\(', text, re.S)
-    }
-    assert drawn >= {'index', 'sac', 'td3', 'command_line'} and not [
-        name for name in drawn if '<!--=machine.' not in pages[name]
-    ]
+        for c in cells(nb, 'markdown'):
+            yield f'{page_of(nb)} {c["id"]}', ''.join(c['source'])
+    for path in [*ROOT.glob('nbs/*.md'), ROOT / 'CONTRIBUTING.md']:
+        yield path.name, path.read_text(encoding='utf-8')
+    for path in sorted((ROOT / 'fastrl_replay').rglob('*.py')):
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                yield f'{path.name} {getattr(node, "name", "")}', ast.get_docstring(node) or ''
 
 
 def test_no_figure_is_typed():
+    for text in 'a draw takes 12.5 µs', 'half of the time', 'is twice as fast', 'takes .4 GB':
+        assert typed(text) and not typed(f'`{text}`')
     found = [f'{place}: …{words}…' for place, text in written() for words in typed(text)]
-    assert not found, (
-        '\n'.join(found)
-        + '\nRemedy: a name in FIGURES of docs/figures.py; or a constant, in CONSTANTS here'
-    )
-
-
-def test_every_figure_and_every_constant_is_used():
-    everything = ' '.join('\n'.join(prose(text) for _, text in written()).split()).lower()
-    there = {
-        name
-        for p in figures.pages()
-        for name, _ in figures.MARK.findall(p.read_text(encoding='utf-8'))
-    }
-    assert there == set(figures.FIGURES), there ^ set(figures.FIGURES)
-    assert not [c for c in CONSTANTS if not re.search(c.lower(), everything)]
-
-
-def test_a_figure_that_is_changed_is_found(monkeypatch):
-    text = 'takes <!--=bytes.ours-->76<!--=--> bytes a row'
-    assert (
-        figures.fill(text.replace('76', '72')) == figures.fill(text) != text.replace('76', '72')
-        and typed(text) == []
-    )
-    bench = json.loads(json.dumps(figures.measured('rows')))
-    bench['bytes_a_row']['fastrl_replay'] += 5
-    monkeypatch.setattr(figures, 'measured', lambda name: bench)
-    assert figures.fill('<!--=bytes.ours-->76<!--=-->') == '<!--=bytes.ours-->81<!--=-->'
-    with pytest.raises(KeyError, match='no figure is called'):
-        figures.fill('<!--=bytes.mine-->1<!--=-->')
-
-
-def test_typed_figures_are_seen():
-    for text in (
-        'a draw takes 12.5 µs',
-        'they need 44 to 55 bytes a row',
-        'half of the time',
-        'eight times as long',
-        'is twice as fast',
-        'in 77 seconds of a core',
-        'up to 25 % slower',
-        '1.3 times faster',
-        'takes .4 GB',
-        'it is solved at step 15,000',
-        'in five minutes',
-        'half a minute',
-    ):
-        assert typed(text) and not typed(f'`{text}`'), text
+    remedy = 'Remedy: a name in FIGURES of docs/figures.py; or a constant, in CONSTANTS here'
+    assert not found, '\n'.join([*found, remedy])
 
 
 def tables(nb):
-    "Those that a cell gives; one that is displayed has what was measured in the notebook itself"
+    "Return the tables that cells give; one that is displayed has what was measured in the notebook itself"
     return {
         c['id']: ''.join(o['data']['text/markdown'])
         for c in cells(nb)
@@ -182,22 +100,15 @@ def tables(nb):
     }
 
 
+MEASURED = [nb for nb in NOTEBOOKS if 'benchmarks/results' in nb.read_text() and tables(nb)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'nb',
-    [
-        nb
-        for nb in NOTEBOOKS
-        if 'benchmarks/results' in nb.read_text(encoding='utf-8') and tables(nb)
-    ],
-    ids=lambda nb: nb.stem,
-)
+@pytest.mark.parametrize('nb', MEASURED, ids=page_of)
 def test_saved_tables_are_those_of_the_files(nb, tmp_path):
     "What a page computed from the files, when its outputs were saved, is what it computes now"
     copy = tmp_path / nb.name
     copy.write_bytes(nb.read_bytes())
     (tmp_path / 'benchmarks').symlink_to(ROOT / 'benchmarks')
     run(BIN / 'nbdev-test', '--save', copy)
-    assert tables(copy) == tables(nb), (
-        f'Remedy: nbdev-test --flags slow --save {nb.relative_to(ROOT)}'
-    )
+    assert tables(copy) == tables(nb), f'Remedy: nbdev-test --save nbs/{page_of(nb)}.ipynb'

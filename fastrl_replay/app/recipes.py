@@ -38,7 +38,7 @@ from fastrl_replay.parallel.engines import (
 from ..parallel.ranks import Alone
 from ..parallel.stage import Parallel, as_engine
 from ..pipe import WorkerInfo
-from ..replay.due_batches import as_fraction
+from ..replay.replay import as_fraction
 from ..steps.states import anything, array, checked
 from .recipe_settings import coerce_setting, resolved
 

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 from torchdata import nodes
 from ..steps.core import Steps, steps_of_bytes
 from ..steps.errors import ArgumentTypeError, BlockError, StateError, not_installed
-from ..steps.row_dtypes import column_dtype, dtype_spec, leaves, spec_dtype
+from ..steps.row_dtypes import column_dtype, leaves
 from ..steps.batches import Sequences, burn_in_of, each_of
 from ..steps.nested import fields_of, map_leaves, named_leaves, nested_dtype
 from ..pipe import IterDataPipe, Pipe, stage, upstream
@@ -308,16 +308,7 @@ class _Layout:
     def __repr__(self):
         return f'_Layout({", ".join(self.names)})'
 
-    def dump(self):
-        rows, each = (d if d is None else dtype_spec(d) for d in (self.rows, self.each))
-        return [list(self.names), rows, each, self.split]
-
 # %% ../../nbs/data/interop.ipynb #8007a800
-def _load_layout(dumped):
-    names, rows, each, split = dumped
-    return _Layout(names, *(d if d is None else spec_dtype(d) for d in (rows, each)), split)
-
-
 def _layout(b, columns):
     if isinstance(b, Columns):
         known = b._layout and b._layout.names == tuple(columns)
@@ -333,11 +324,6 @@ def _flatten(b):
     with torch._C._DisableFuncTorch(), torch._C._DisableTorchDispatch():
         columns = b.asdict()  # what transforms or traces wraps them itself
     return list(columns.values()), _layout(b, columns)
-
-
-def _with_keys(b):
-    values, layout = _flatten(b)
-    return [(pytree.GetAttrKey(n), v) for n, v in zip(layout.names, values)], layout
 
 # %% ../../nbs/data/interop.ipynb #b687745c
 def _unflatten(values, layout):
@@ -364,15 +350,7 @@ def _unflatten(values, layout):
 def _register(cls):
     "Make a class known to torch's trees, once"
     if cls not in pytree.SUPPORTED_NODES:
-        pytree.register_pytree_node(
-            cls,
-            _flatten,
-            _unflatten,
-            serialized_type_name=f'fastrl_replay.{cls.__name__}',
-            to_dumpable_context=_Layout.dump,
-            from_dumpable_context=_load_layout,
-            flatten_with_keys_fn=_with_keys,
-        )
+        pytree.register_pytree_node(cls, _flatten, _unflatten)
 
 
 for cls in Steps, Sequences, Columns:

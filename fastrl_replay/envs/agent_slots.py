@@ -127,7 +127,6 @@ class AgentsSlot(Slot):
         if self.info is not None:
             # before others take places that are free now
             self.made = {k: a[here] for k, a in self.info.arrays.items()}
-            self.info.columns.ended(len(ended))
         self._join(came[0], came[4], ended)
         return 2 * (self.n - n) + bool(ended)
 

@@ -311,6 +311,8 @@ class StepRows:
         self._of = None  # env_id and number of environments, as they were given
         self._warned = False
         self._looked = False  # was the step after an end looked at?
+        # env_id → the state in which its episode ended, None if that step was refused: a reset may follow
+        self.lost = {}
 
     def make(
         self,
@@ -326,6 +328,8 @@ class StepRows:
         rows = self.new.rows
         if type(env_id) is not int or self._of != (env_id, len(rows)):
             self._turn_to(env_id, len(rows))
+        if self.lost:
+            self._find_resets(mode == AutoresetMode.NEXT_STEP)
         self._restarted = None
         outcome = self._number(mode == AutoresetMode.NEXT_STEP)
         if mode is None and final_obs is None:
@@ -349,6 +353,44 @@ class StepRows:
             remedy = 'none after a restart; truncated=True at the last step before a reset'
             problem_ = problem(self.who, f'{what}: a new episode begins', remedy=remedy)
             warnings.warn(problem_, stacklevel=outside())
+
+    def ends(self) -> dict:
+        "Return the last states of environments whose episode has ended, for the object that replaces this one"
+        self._store()
+        stands = self.known.items()
+        return {e: s['next_state'][None] for e, s in stands if s['counts'][OVER]} | self.lost
+
+    def refused(self, values):
+        "Remember which episodes ended in a step that was refused"
+        over = np.logical_or(as_array(values['terminated']), as_array(values['truncated']))
+        if over.shape in ((), self.ids.shape):
+            self.lost.update(
+                dict.fromkeys(self.ids[np.broadcast_to(over, self.ids.shape)].tolist())
+            )
+
+    def break_off(self):
+        "Let the environments that stepped last begin an episode: their last step may be lost"
+        counts = self.last.counts
+        counts[:, EPISODE] += counts[:, OVER] == 0
+        counts[:, [STEP, TOTAL, RESTARTS]] = 0
+
+    def _find_resets(self, late):
+        "Let rows that only reset follow the end of an episode, if that end was refused or is forgotten"
+        for i, e in enumerate(self.ids.tolist()):
+            if e not in self.lost:
+                continue
+            ended, row = self.lost.pop(e), self.new.rows[i : i + 1]
+            if not late or row['reward'] != 0 or row['terminated'] or row['truncated']:
+                continue
+            before = self.last.rows['next_state'][i : i + 1]
+            if ended is None:
+                resets = not same_fields(row['state'], before)
+            else:
+                resets = ended.dtype == before.dtype and same_fields(row['state'], ended)
+            if resets:
+                before[...] = row['state']
+                self.last.counts[i, OVER] = 1
+                self.last.counts[i, EPISODE] -= self.last.counts[i, STEP] == 0
 
     def _write(self, values):
         "Write the values column by column, to new buffers if there are more or fewer than before"
@@ -653,6 +695,14 @@ class OwnSteps(Pipe):
     def snapshot(self):
         return dict(steps=self._rows.snapshot(), waiting=[pack(b) for b in self._waiting])
 
+    def refused(self, values):
+        "Remember which episodes ended in a step that was refused"
+        self._rows.refused(values)
+
+    def break_off(self):
+        "Begin an episode with the next step, because the last one may be lost in the chain"
+        self._rows.break_off()
+
     def check_state(self, state):
         state = checked('OwnSteps', dict(steps=anything, waiting=listed(block)), state)
         rows = StepRows('OwnSteps', self._memory, continues=False)
@@ -660,8 +710,10 @@ class OwnSteps(Pipe):
         return dict(state, steps=rows)
 
     def restore(self, state):
+        ends = self._rows.ends()
         self._fresh()
         self._rows = state['steps']
+        self._rows.lost = ends
         self._waiting.extend(state['waiting'])
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f026

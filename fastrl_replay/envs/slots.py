@@ -195,8 +195,6 @@ class SingleSlot(Slot):
             self.step,
             self.total,
         )
-        if self.over and self.info is not None:
-            self.info.columns.ended(1)
         return int(self.over)
 
 # %% ../../nbs/envs/slots.ipynb #27a0da32

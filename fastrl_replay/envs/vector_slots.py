@@ -191,8 +191,6 @@ class VectorSlot(InterruptibleSlot):
             raise _no_reset(self, -1 - outcome, rows)
         if outcome & 1:
             self._look_for_final(info, rows)
-        if outcome & 1 and self.info is not None:
-            self.info.columns.ended(int(self.counts[:, 2].sum()))
         return outcome
 
     def _look_for_final(self, info, rows):

@@ -7,14 +7,13 @@ __all__ = ['bare_names', 'saved_part', 'load_part', 'check_same_shapes', 'check_
            'check_generator', 'SavedLearner']
 
 # %% ../../nbs/learning/checkpoints.ipynb #c9702279
-import sys
 from copy import deepcopy
 from hashlib import blake2b
 import torch
 from torch import nn
 from ..pipe import Pipe
 from ..steps.errors import StateError
-from ..steps.states import anything, checked, dict_of, exactly, integer, like, row, some
+from ..steps.states import anything, checked, dict_of, integer
 
 # %% ../../nbs/learning/checkpoints.ipynb #b440adb4
 def bare_names(
@@ -89,67 +88,41 @@ def check_part(
 
     check_same_shapes(who, named(checked(who, dict_of(anything), saved)), named(part.state_dict()))
 
-# %% ../../nbs/learning/checkpoints.ipynb #7c245356
-def _after_a_step(opt):
-    "The state of an optimizer that has made a step; None: this one makes none without being told more"
-    try:
-        twin = deepcopy(opt)
-        for p in (p for group in twin.param_groups for p in group['params']):
-            p.grad = torch.zeros_like(p)
-        twin.step()
-        return twin.state_dict()
-    except Exception:
-        return None
-
-
-_SIGNED = 'exp_avg', 'momentum_buffer'  # numbers of an optimizer that may be negative
-
-
-def _form_of(step):
-    "What a state must look like, where an optimizer's is this one after a step"
-
-    def entries(s):
-        return {k: like(v, -sys.float_info.max * (k in _SIGNED)) for k, v in s.items()}
-
-    groups = [
-        {k: exactly(v) if k == 'params' else like(v) for k, v in g.items()}
-        for g in step['param_groups']
-    ]
-    return dict(
-        state=some({i: entries(s) for i, s in step['state'].items()}), param_groups=row(*groups)
-    )
-
 # %% ../../nbs/learning/checkpoints.ipynb #d5cebeb6
+def _make_step(opt):
+    for group in opt.param_groups:
+        for p in group['params']:
+            p.grad = torch.zeros_like(p)
+    opt.step()
+
+
+def _kinds(state):  # (parameter, name) → shape and dtype
+    entries = {(i, k): v for i, s in state.items() for k, v in s.items()}
+    return {k: (_shape_of(v), _dtype_of(v)) for k, v in entries.items()}
+
+
 def check_optimizer(
     who: str,  # the learner
     opt,  # an optimizer of the learner
     saved,  # what an optimizer's `state_dict` gave
 ):
-    "An error where a step from there on could not be made"
-    remedy = 'build the learner that was saved'
-    got, own = (_parameter_groups(s) for s in (saved, opt.state_dict()))
-    if got != own:
-        raise StateError(who, 'the checkpoint is of another optimizer', got, own, remedy)
-    step = _after_a_step(opt)
-    if step is None:
-        return
-    saved = checked(who, _form_of(step), saved)
-    hyper = [{k: v for k, v in g.items() if k in opt.defaults} for g in saved['param_groups']]
+    "Raise `StateError` if a copy of the optimizer cannot load the state and make a step"
     try:
-        for h in hyper:
-            type(opt)([torch.zeros(1, requires_grad=True)], **h)
-    except ValueError as e:
-        raise StateError(who, 'the checkpoint is of another optimizer', e, remedy=remedy) from e
-    except TypeError:
-        pass  # one that is made in another way
-
-
-def _parameter_groups(
-    state,
-):  # of an optimizer: how many parameters, and what the optimizer knows of them
-    if not isinstance(state, dict) or not isinstance(state.get('param_groups'), list):
-        return 'not there'
-    return [(len(g['params']), sorted(g)) for g in state['param_groups']]
+        twin = deepcopy(opt)
+        _make_step(twin)
+        new = _kinds(twin.state_dict()['state'])
+        wrong = [k for k, kind in _kinds(saved['state']).items() if new.get(k) != kind]
+        if wrong:
+            raise ValueError(f'{wrong[0][1]} of parameter {wrong[0][0]}')
+        twin.load_state_dict(deepcopy(saved))
+        _make_step(twin)
+    except Exception as e:
+        raise StateError(
+            who,
+            'the checkpoint is of another optimizer',
+            f'{type(e).__name__}: {e}',
+            remedy='build the learner that was saved',
+        ) from e
 
 # %% ../../nbs/learning/checkpoints.ipynb #b1905159
 def load_generator(

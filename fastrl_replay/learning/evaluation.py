@@ -53,7 +53,7 @@ def evaluate(
     env,  # an id or a function: one is made for each episode; or an environment, a `VectorEnv`, or a list
     episodes: int = 20,  # how many are played, each in an environment of its kind
     seed: int = 0,  # environment `i` gets `seed + i`
-    record=None,  # a file .mp4 or .gif for a video of the first episode
+    record=None,  # a file .mp4 for a video of the first episode
     **kwargs,  # of `GymStepper`, as in training: info, clip, float32, autoreset_mode
 ) -> np.ndarray:  # their returns
     "Returns of episodes that a policy plays without learning"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NEXT', 'END', 'ROOM', 'FIRST', 'BITS', 'SIZE', 'NEAR', 'N_NUMBERS', 'serial_of', 'serials_of', 'Packed', 'FrameLog',
-           'locate_raw', 'Travelling']
+           'locate_raw']
 
 # %% ../../nbs/memory/frame_log.ipynb #d8ef2249
 import os, warnings
@@ -17,7 +17,7 @@ from ..steps.compiled import bytes_at, longs_at, memmove, njit
 from ..steps.errors import NoRoom, StateError
 from ..envs.numbering import grown
 from .places import MainMemory
-from .codecs import Codec, codec_with
+from .codecs import Codec
 from ..steps.states import array, checked
 
 # %% ../../nbs/memory/frame_log.ipynb #8b2980d5
@@ -478,23 +478,6 @@ class FrameLog(_LogNumbers):
             raise ValueError(f'{len(frame)} bytes instead of {self.size}')
         return frame
 
-    def travelling(
-        self,
-        refs: np.ndarray,  # uint32 [rows, places]
-    ) -> 'Travelling':
-        "The frames to which some rows refer, packed as they are; with a codec"
-        serials, which = np.unique(serials_of(refs, self.frames), return_inverse=True)
-        frames = [self.kept(s) for s in serials.tolist()]
-        lengths = np.array([len(f) * packed for f, packed in frames], np.int32)
-        return Travelling(
-            self.codec.name,
-            self.codec.dictionary,
-            self.size,
-            b''.join(f for f, _ in frames),
-            lengths,
-            which.reshape(refs.shape).astype(np.int32),
-        )
-
     def state_dict(
         self,
         first: int,  # the first frame that is needed
@@ -629,28 +612,3 @@ def locate_raw(numbers, table, refs, slots, addresses):
             addresses[i, j] = at if at else -1 - serial if serial >= 0 else _NO_FRAME
             packed += at == 0
     return packed, touched
-
-# %% ../../nbs/memory/frame_log.ipynb #b8e57905
-class Travelling(NamedTuple):
-    "Some frames, each once, as they lie in a log"
-
-    codec: str  # its name
-    dictionary: bytes  # that it has learned
-    size: int  # bytes of a frame
-    bytes: bytes  # one frame after the other
-    lengths: np.ndarray  # of packed ones; 0: it is raw
-    which: np.ndarray  # [rows, places]: which of them is where
-
-    def unpacked(self) -> np.ndarray:  # uint8, frame after frame
-        "All of them"
-        unpack = codec_with(self.codec, self.dictionary).unpack
-        frames = []
-        at = 0
-        for n in self.lengths.tolist():
-            end = at + (n or self.size)
-            frames.append(unpack(self.bytes[at:end], self.size) if n else self.bytes[at:end])
-            at = end
-        found = np.frombuffer(b''.join(frames), np.uint8)
-        if at != len(self.bytes) or len(found) != len(frames) * self.size:
-            raise ValueError('damaged frames')
-        return found

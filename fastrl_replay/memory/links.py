@@ -206,15 +206,6 @@ class Links:
         "Count the draws that were noted, before somebody looks, or keys change their meaning"
         count_noted(self.tables.numbers)
 
-    def before_draw(self) -> np.ndarray:  # ages, for `uncount`
-        "Count what was noted, as the next draw may be taken back"
-        self.count()
-        return self.tables.numbers[AGE_SUM : AGE_MAX + 1].copy()
-
-    def uncount(self, ages):
-        "The draw since then is none: its rows were overwritten; what was counted before there was room to note it stays"
-        self._noted[0], self.tables.numbers[AGE_SUM : AGE_MAX + 1] = 0, ages
-
     @property
     def drawn(self) -> np.ndarray:  # int32, of each slot
         "How often the row that lies there was drawn"

@@ -238,10 +238,6 @@ class Store:
         count_drawn(line.tables.numbers, keys)
         return plan.steps(out, len(keys))
 
-    def packed_batch(self, line, keys, weights, plan) -> Steps:
-        "The same for who sends it elsewhere: a store may leave parts of it packed, which `unpacked` unpacks there"
-        return self.batch(line, keys, weights, plan)
-
     def _batch_there(self, line, keys, weights, plan):
         "The same by one call of the device on which rows lie, and without `gather`"
         check_weights(keys, weights)

@@ -44,6 +44,7 @@ from gymnasium import spaces
 
 # %% ../../nbs/memory/timeline.ipynb #070e1287
 NO_ROWS = step_dtype(spaces.Discrete(1), spaces.Discrete(1))  # any rows, for links of none
+_CLOSED = {}  # id of a directory that this process has closed → its next key, and where it stood
 
 
 class Timeline:
@@ -391,15 +392,12 @@ class Timeline:
         self,
         keys: np.ndarray,  # int64
         weights: np.ndarray,  # float64, one for each key
-        packed: bool = False,  # as it travels: the store may leave parts of it packed
     ) -> Steps:  # with `index` and `weight`
         "The rows with these keys as a batch; counted as drawn"
         line, store, shapes = self._parts or self._valid_keys(keys)
         self._gave = True
         try:
-            batch = (store.packed_batch if packed else store.batch)(
-                line, keys, weights, shapes.batch
-            )
+            batch = store.batch(line, keys, weights, shapes.batch)
         except StaleKey as e:
             raise self._unread(keys, e) from None
         self.were_there(keys)
@@ -734,9 +732,11 @@ class Timeline:
         place = self.place
         dtype = self._check_meta(self.place.meta)
         self._fit(dtype)
-        *same, base = self._stood or (None, None, 0)
+        below, stood = _CLOSED.get(place.meta['id'], (0, None))
+        self._below = max(self._below, below)
+        *same, base = self._stood or stood or (None, None, 0)
         self.rewinds = place.counters.item(REWINDS)
-        goes_on = same == [place.meta['id'], self.rewinds]
+        goes_on = same == [place.meta['id'], self.rewinds] and base % place.ring == 0
         place.base = base if goes_on else self._next_base(place)
         parts = line, store, _ = self._parts_in(place, dtype)
         store.reopen()
@@ -822,6 +822,8 @@ class Timeline:
         self._write_counters()
         if self._parts:
             self._parts[1].close()
+        if self.place.meta:
+            _CLOSED[self.place.meta['id']] = self.given, self._stands
         return self.place.close()
 
     def __getattr__(self, name):

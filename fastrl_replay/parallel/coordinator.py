@@ -13,7 +13,7 @@ from time import monotonic, time
 import numpy as np
 from ..memory.samplers import Uniform
 from ..pipe import WorkerInfo
-from ..replay.due_batches import as_fraction
+from ..replay.replay import as_fraction
 from ..steps.batches import each_of
 from fastrl_replay.steps.errors import (
     Explained,

@@ -26,7 +26,6 @@ from fastrl_replay.steps.errors import (
 )
 from ..envs.envstate import decode, encode, encoded
 from ..pipe import Pipe, WorkerInfo
-from ..replay.replay import Replay
 
 # %% ../../nbs/parallel/engines.ipynb #8f333f78
 class _Outline(cloudpickle.Pickler):
@@ -196,16 +195,12 @@ def batches_in(
 
 # %% ../../nbs/parallel/engines.ipynb #a44e73f3
 class ChainCopy(Pipe):
-    "The chain as a worker runs it; batches of a replay at its end travel packed"
+    "The chain as a worker runs it"
 
     takes_any_item = True
 
     def __iter__(self):
         yield from self.source
-
-    def _in_worker(self, info):
-        if isinstance(self.source, Replay):
-            self.source.send_packed()
 
 
 def format_error(e) -> str:

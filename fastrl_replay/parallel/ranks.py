@@ -6,12 +6,11 @@
 __all__ = ['Alone', 'RankError', 'Ranks', 'launched', 'Rounds', 'RankWeights']
 
 # %% ../../nbs/parallel/ranks.ipynb #4251e1cd
-import inspect, json, os, re, signal, socket, threading, time, warnings
-from contextlib import ExitStack, contextmanager, suppress
+import inspect, os, signal, socket, threading, time
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import reduce
 from itertools import product
-from pathlib import Path
 import numpy as np, torch
 from torch import distributed as dist
 from .engines import batches_in
@@ -20,7 +19,7 @@ from ..pipe import Pipe, WorkerInfo, as_worker, upstream
 from ..replay.replay import Replay
 from ..stages.journal import Collected, Gather
 from ..steps.batches import each_of
-from ..steps.errors import ArgumentError, Explained, StateError, number, problem, whole
+from ..steps.errors import ArgumentError, Explained, StateError, number, whole
 from ..steps.states import checked, integer
 
 # %% ../../nbs/parallel/ranks.ipynb #05e1eea4
@@ -67,7 +66,7 @@ class Alone:
     def __exit__(self, *error):
         self.close()
 
-    def close(self, error=None):
+    def close(self):
         "Leave the others"
 
     def __repr__(self):
@@ -162,7 +161,7 @@ def _settings(pipe) -> dict:  # stage.setting → text
 
 
 class RankError(Explained, RuntimeError):
-    "Another learner has ended, or doesn't answer"
+    "Another learner has ended, or does not answer"
 
 
 class Ranks(Alone):
@@ -170,25 +169,18 @@ class Ranks(Alone):
 
     def __init__(
         self,
-        timeout: float = 1800.0,  # seconds that a message may take: longer than what one rank does alone, evaluations say
+        timeout: float = 1800.0,  # seconds that a message may take: longer than what one rank does alone, such as evaluations
         patience: float = 5.0,  # seconds in which the others must answer when a message has failed
     ):
         self.timeout = timedelta(seconds=number('Ranks', 'timeout', timeout, 0.001))
         self.patience = number('Ranks', 'patience', patience)
-        env = os.environ
-        self.rank, self.size = (
-            _count(env, name, default) for name, default in (('RANK', 0), ('WORLD_SIZE', 1))
-        )
-        self.local = int(env.get('LOCAL_RANK', self.rank))
+        self.rank = _count('RANK', 0)
+        self.size = _count('WORLD_SIZE', 1)
+        self.local = int(os.environ.get('LOCAL_RANK', self.rank))
         if not self.rank < self.size:
             raise ArgumentError('Ranks', 'RANK', self.rank, f'less than WORLD_SIZE={self.size}')
         self._held = ExitStack()
-        self._joined = False
-        self._store = None
-        self._group = None
-        # when the message began that is under way; has SIGTERM come?
-        self._busy = 0.0
-        self._ask_to_end = False
+        self._group = None  # of messages in main memory; None: there are no others
         if launched() or dist.is_initialized():
             self._connect()
         elif self.size > 1:
@@ -204,88 +196,49 @@ class Ranks(Alone):
         "Meet the others"
         self._own = not dist.is_initialized()
         if self._own:
-            self._store = self._meeting_place(
-                os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])
-            )
-            dist.init_process_group(
-                _backend(),
-                store=dist.PrefixStore('ranks', self._store),
-                rank=self.rank,
-                world_size=self.size,
-                timeout=self.timeout,
-            )
-        else:
-            self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            # of tensors in main memory
-            self._group = dist.new_group(backend='gloo', timeout=self.timeout)
-        self._joined = True
-        if not self._own:
-            self._store = self._another_place()
-        self._held.enter_context(as_worker(WorkerInfo(self.rank, self.size)))
-        self._held.enter_context(_ends_after_messages(self))
-        self._say('process', f'{os.getpid()} on {socket.gethostname()}')
-        threading.Thread(target=_tell_of_waits, args=[self], daemon=True).start()
-
-    def _meeting_place(self, host, port):
-        "The store of keys that the launcher keeps, or rank 0; after a restart, keys of the run before are not read"
-        kept = os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
-        self._keeps = self.leads and not kept
-        store = dist.TCPStore(
-            host,
-            port,
-            is_master=self._keeps,
-            timeout=self.timeout,
-            **{} if kept else dict(world_size=self.size, multi_tenant=True),
-        )
-        return dist.PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-
-    def _another_place(self):
-        "A separate store, where another library keeps that of its group"
+            dist.init_process_group(_backend(), timeout=self.timeout)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._group = dist.new_group(backend='gloo', timeout=self.timeout)
         host = os.environ.get('MASTER_ADDR') or socket.gethostname()
-        self._keeps = self.leads
-        mine = (
-            dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if self.leads else None
-        )
-        host, port = self.gather([host, mine.port] if mine else None)[0]
-        return mine or dist.TCPStore(host, port, is_master=False)
+        if self.leads:
+            self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        host, port = self.gather([host, self._store.port] if self.leads else None)[0]
+        if not self.leads:
+            self._store = dist.TCPStore(host, port, is_master=False)
+        self._held.enter_context(as_worker(WorkerInfo(self.rank, self.size)))
+        if 'TORCHELASTIC_RUN_ID' in os.environ:
+            threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
 
-    def _say(self, what, text):
-        self._store.set(f'{what}/{self.rank}', text)
-
-    def _said(self, what, rank):  # None: nothing
-        return (
-            self._store.get(f'{what}/{rank}').decode()
-            if self._store.check([f'{what}/{rank}'])
-            else None
-        )
-
-    def _call(self, call, *args):
-        self._busy = time.monotonic()
+    def _call(self, call, *args, **kwargs):
         try:
-            call(*args, group=self._group if not args[-1].is_cuda else None)
+            return call(*args, **kwargs)
         except RuntimeError as e:
-            raise self._failed(e) from e
-        finally:
-            self._busy = 0.0
-        if self._ask_to_end:
-            raise SystemExit(128 + signal.SIGTERM)
+            raise RankError(
+                'Ranks',
+                f'rank {self.rank} of {self.size} waits for the others; gone: {self._missing()}',
+                ' '.join(str(e).split())[:160],
+                remedy='look for the first error among the outputs of the ranks, then begin again '
+                'from the last checkpoint, as torchrun --max-restarts=3 does',
+            ) from e
+
+    def _missing(self) -> str:
+        "Return which ranks don't answer within `patience` seconds"
+        until = time.monotonic() + self.patience
+        others = [r for r in range(self.size) if r != self.rank]
+        with suppress(RuntimeError):  # rank 0, which keeps the store, may be gone
+            self._store.set(f'here/{self.rank}', 'yes')
+            while others and time.monotonic() < until:
+                time.sleep(0.05)
+                others = [r for r in others if not self._store.check([f'here/{r}'])]
+        return ', '.join(f'rank {r}' for r in others) or 'none, all of them answer'
 
     def gather(self, x) -> list:  # by rank
-        "What each rank said; `x` is plain data, as JSON has it"
-        if not self._joined:
+        "What each rank said; `x` is plain data"
+        if self._group is None:
             return [x]
-        data = json.dumps(x).encode()
-        head = len(data).to_bytes(8, 'little') + data
-        heads = self._gather_bytes(head[:_SHORT], _SHORT)
-        longest = 8 + max(int.from_bytes(h[:8], 'little') for h in heads)
-        found = heads if longest <= _SHORT else self._gather_bytes(head, longest)
-        return [json.loads(h[8 : 8 + int.from_bytes(h[:8], 'little')]) for h in found]
-
-    def _gather_bytes(self, data, n):
-        mine = torch.frombuffer(bytearray(data.ljust(n, b'\0')), dtype=torch.uint8)
-        found = [torch.empty_like(mine) for _ in range(self.size)]
-        self._call(dist.all_gather, found, mine)
-        return [f.numpy().tobytes() for f in found]
+        found = [None] * self.size
+        self._call(dist.all_gather_object, found, x, self._group)
+        return found
 
     def average(
         self,
@@ -293,11 +246,11 @@ class Ranks(Alone):
     ):
         "Replace tensors by their means over all ranks, in place: one message for all of them"
         tensors = list(tensors)
-        if not self._joined or not tensors:
+        if self._group is None or not tensors:
             return
         kind = reduce(torch.promote_types, [t.dtype for t in tensors])
         flat = torch.cat([t.detach().reshape(-1).to(kind) for t in tensors])
-        self._call(dist.all_reduce, flat)
+        self._call(dist.all_reduce, flat, group=self._group_of(flat))
         parts = (flat / self.size).split([t.numel() for t in tensors])
         with torch.no_grad():
             for t, part in zip(tensors, parts):
@@ -308,112 +261,27 @@ class Ranks(Alone):
         tensors,  # on one device
     ):
         "Replace tensors by those of rank 0, in place"
-        for t in tensors if self._joined else ():
-            self._call(lambda x, group: dist.broadcast(x, 0, group=group), t.detach())
+        if self._group is None:
+            return
+        for t in tensors:
+            self._call(dist.broadcast, t.detach(), 0, group=self._group_of(t))
 
-    def _failed(self, e):
-        "The error that names who has gone, after a message has failed"
-        first = (
-            re.sub(r'^\[[^]]*\] ', '', str(e).strip() or type(e).__name__)
-            .partition('. ')[0]
-            .splitlines()[0][:160]
-        )
-        try:
-            self._leave_group()
-            self._say('here', 'yes')
-            gone = self._who_has_gone()
-        except RuntimeError:
-            gone = {0: 'or the launcher: what keeps the store of the group is not there any more'}
-        names = '; '.join(f'rank {r} {why}' for r, why in gone.items()) or 'all ranks are there'
-        remedy = (
-            'begin again from the last checkpoint, as torchrun --max-restarts=3 does'
-            if gone
-            else 'look for ranks that went different ways, or give a longer timeout'
-        )
-        return RankError(
-            'Ranks',
-            f'rank {self.rank} of {self.size} waited for the others: {names}',
-            first,
-            remedy=remedy,
-        )
+    def _group_of(self, tensor):
+        return None if tensor.is_cuda else self._group
 
-    def _who_has_gone(self) -> dict:  # rank → what is known of it
-        until = time.monotonic() + self.patience
-        while True:
-            others = [
-                r for r in range(self.size) if r != self.rank and self._said('here', r) is None
-            ]
-            known = {r: self._known_end(r) for r in others}
-            ended = {r: why for r, why in known.items() if why}
-            if ended or not others or time.monotonic() > until:
-                break
-            time.sleep(0.05)
-        gone = ended or {r: f"doesn't answer (process {self._said('process', r)})" for r in others}
-        self._say('knows', 'yes')
-        self._linger(until, gone)
-        return gone
-
-    def _linger(self, until, gone=()):
-        "Who keeps the store lets the others read there what has happened"
-
-        def waits(r):
-            return r not in gone and self._said('knows', r) is None and self._known_end(r) is None
-
-        while self._keeps and time.monotonic() < until and any(map(waits, range(1, self.size))):
-            time.sleep(0.05)
-
-    def _known_end(self, rank):  # None: it may be there
-        why, (process, _, host) = (
-            self._said('ended', rank),
-            (self._said('process', rank) or '').partition(' on '),
-        )
-        if why:
-            return f'has ended: {why}'
-        return (
-            f'has gone (process {process})'
-            if host == socket.gethostname() and _is_dead(process)
-            else None
-        )
-
-    def _leave_group(self):
-        # None: all of it
-        if self._joined and dist.is_initialized():
-            dist.destroy_process_group(self._group)
-        self._joined = False
-
-    def _stopped(self) -> list:  # the ranks of this machine whose processes are stopped, in words
-        "By a signal, such as SIGSTOP"
-        found = []
-        for r in range(self.size):
-            process, _, host = (self._said('process', r) or '').partition(' on ')
-            with suppress(OSError):
-                if host != socket.gethostname():
-                    continue
-                if Path(f'/proc/{process}/stat').read_text().rpartition(') ')[2][:1] in ('T', 't'):
-                    found.append(f'rank {r} is stopped: `kill -CONT {process}` lets it go on')
-        return found
-
-    def __exit__(self, kind, error, trace):
-        self.close(error)
-
-    def close(
-        self,
-        error=None,  # what ends this rank; the others will name it
-    ):
+    def close(self):
         "Leave the others"
-        why = (
-            'it left the others'
-            if error is None
-            else f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
-        )
-        if self._joined and not isinstance(error, RankError):
-            with suppress(RuntimeError):  # the store may have gone
-                self._say('ended', why)
-                self._leave_group()
-                if error is not None:
-                    self._linger(time.monotonic() + self.patience)
-        self._leave_group()
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(None if self._own else self._group)
+        self._group = None
         self._held.close()
+
+
+def _end_with(launcher):
+    "In a thread: end this process if its launcher was killed and cannot end it"
+    while os.getppid() == launcher:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def launched() -> bool:
@@ -423,8 +291,9 @@ def launched() -> bool:
     ] != '1'
 
 
-def _count(env, name, default):
-    text = env.get(name, str(default)) if launched() or name == 'WORLD_SIZE' else str(default)
+def _count(name, default):
+    known = launched() or name == 'WORLD_SIZE'
+    text = os.environ.get(name, str(default)) if known else str(default)
     return whole('Ranks', name, int(text) if text.isdecimal() else text)
 
 # %% ../../nbs/parallel/ranks.ipynb #606e0a00
@@ -436,72 +305,6 @@ def _backend():
         if dist.is_nccl_available() and torch.cuda.device_count() >= here
         else 'gloo'
     )
-
-# %% ../../nbs/parallel/ranks.ipynb #04b93175
-_SHORT = 512  # bytes of a first message
-
-# %% ../../nbs/parallel/ranks.ipynb #ba20b393
-def _is_dead(process):
-    "Is it certain that this process of our machine has ended? One that waits to be looked after has"
-    try:
-        with open(f'/proc/{int(process)}/stat') as f:
-            return f.read().rpartition(')')[2].split()[0] in 'ZX'
-    except FileNotFoundError:
-        return os.path.isdir('/proc/self')
-    except (OSError, ValueError):
-        return False
-
-# %% ../../nbs/parallel/ranks.ipynb #c468b754
-def _tell_of_waits(ranks):
-    "In a thread: warn where a message takes long"
-    began = 0.0
-    waited = 0
-    next = 0
-    launcher = os.getppid() if 'TORCHELASTIC_RUN_ID' in os.environ else None
-    while ranks._joined:
-        time.sleep(1)
-        if launcher not in (None, os.getppid()):  # it was killed, and cannot end its ranks
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
-        # seconds in which this process was running
-        waited, next = (waited + 1, next) if ranks._busy == began else (0, 0)
-        began = ranks._busy
-        if not began or waited < max(20, next):
-            continue
-        with suppress(RuntimeError):  # the store has gone, and the message will fail
-            if not (stopped := ranks._stopped()) and waited < 300:
-                continue
-            next = 2 * waited
-            warnings.warn(
-                problem(
-                    'Ranks',
-                    f'rank {ranks.rank} of {ranks.size} has waited {waited} seconds for the others',
-                    '; '.join(stopped) or 'none of them is known to have ended',
-                    'a message of each',
-                    f'wait; the run ends after timeout={ranks.timeout.total_seconds():g} seconds',
-                ),
-                RuntimeWarning,
-            )
-
-# %% ../../nbs/parallel/ranks.ipynb #6871d32a
-@contextmanager
-def _ends_after_messages(ranks):
-    "While this lasts, SIGTERM ends the process, but not before a message has come or failed"
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-
-    def ask(*args):
-        ranks._ask_to_end = True
-        if not ranks._busy:
-            raise SystemExit(128 + signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, ask)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 # %% ../../nbs/parallel/ranks.ipynb #9d8b7866
 class Rounds(Collected):

@@ -33,7 +33,6 @@ from fastrl_replay.parallel.engines import (
     batches_in,
     outline,
 )
-from ..memory.frames import unpacked
 from ..memory.links import Places
 from ..steps.locks import DrawOrderLock
 from ..pipe import Items, Pipe, WorkerInfo, stage, upstream, worker_info
@@ -227,7 +226,7 @@ class Parallel(Pipe):
         return w
 
     def __iter__(self):
-        yield from self._received(unpacked) if self.num_workers else self.source
+        yield from self._received() if self.num_workers else self.source
 
     def _start(self):
         "Begin a pass: each worker must have been asked for enough"
@@ -240,13 +239,13 @@ class Parallel(Pipe):
             while self._wants(w):
                 self._ask(w)
 
-    def _received(self, made):  # `made` of each item
+    def _received(self):
         "A pass: what workers made, a chunk of one after a chunk of another"
         self._start()
         while (w := self._whose_turn()) is not None:
             now = self._now
             while now['items']:
-                item = now['items'][0] = made(now['items'][0])
+                item = now['items'][0]
                 for batch in batches_in(item):
                     set_replay(batch, self)
                 w.lag = self.given - now['at']
@@ -738,8 +737,7 @@ class Parallel(Pipe):
         "Receive batches; yields, with nothing, for each"
         while self._due:
             yield  # what was received when a pass was broken off
-        # still packed
-        for item in self._received(lambda item: item) if self.num_workers else self.source:
+        for item in self._received() if self.num_workers else self.source:
             self._due.append(item)
             yield
 
@@ -753,7 +751,6 @@ class Parallel(Pipe):
                 'one',
                 'iterate, as in `for batch in pipe`: workers draw their batches before they are asked for',
             )
-        self._due[0] = unpacked(self._due[0])  # an interrupt in it loses nothing
         return self._due.popleft()
 
     def order_draws(self):

@@ -10,8 +10,7 @@ from fastcore.meta import delegates
 from ..memory.samplers import Sampler, Uniform
 from ..memory.rows import Store
 from ..pipe import stage
-from .due_batches import DueBatches, Fixed
-from .replay import Replay
+from .replay import PARTS, Fixed, Replay
 
 # %% ../../nbs/replay/experience.ipynb #2730152d
 @stage('experience_replay')
@@ -21,7 +20,7 @@ class ExperienceReplay(Replay):
     seed = Fixed()
     replacement = Fixed()
 
-    @delegates(DueBatches.__init__)
+    @delegates(Replay.__init__, but=PARTS)
     def __init__(
         self,
         source=None,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever

@@ -27,8 +27,7 @@ from ..memory.draws import random_bits, random_seed
 from ..memory.samplers import Sampler, Uniform
 from ..stages.nstep import NStep
 from ..pipe import stage, upstream
-from .due_batches import DueBatches, Fixed
-from .replay import Replay, scheduled
+from .replay import PARTS, Fixed, Replay, scheduled
 from .views import Transitions
 from ..steps.states import checked, integer, listed
 
@@ -605,7 +604,7 @@ class HindsightReplay(_AsksGoals):
 
     share, strategy, reward, replacement, seed = (Fixed() for _ in range(5))
 
-    @delegates(DueBatches.__init__)
+    @delegates(Replay.__init__, but=PARTS)
     def __init__(
         self,
         source=None,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever

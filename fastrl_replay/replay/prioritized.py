@@ -13,8 +13,7 @@ from ..memory.rows import Store
 from ..memory.priorities import sampler_of_kind
 from ..memory.samplers import SAMPLERS, Sampler
 from ..pipe import stage
-from .due_batches import DueBatches, Fixed
-from .replay import Replay, scheduled
+from .replay import PARTS, Fixed, Replay, scheduled
 from .views import Transitions
 
 # %% ../../nbs/replay/prioritized.ipynb #e1a91d0b
@@ -23,7 +22,7 @@ class ReplayByKind(Replay):
 
     kind, alpha, eps, initial, stratified, seed = (Fixed() for _ in range(6))
 
-    @delegates(DueBatches.__init__)
+    @delegates(Replay.__init__, but=PARTS)
     def __init__(
         self,
         source,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever

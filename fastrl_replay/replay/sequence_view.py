@@ -293,8 +293,13 @@ class SequenceView(View):
         # its first block will be followed
         if not spec and end <= self.memory.oldest and place.writes:
             return False
+        kept = self.memory.dtype
         try:
-            self._open(saved_dtype(spec) if spec else self.memory.dtype)
+            steps = saved_dtype(spec) if spec else kept
+            row = _without_states(steps)
+            if {n: row[n] for n in row.names} != {n: kept[n] for n in kept.names}:
+                raise ValueError(f'{steps} does not fit the columns {kept}')
+            self._open(steps)
         except (ValueError, TypeError, LookupError) as e:
             raise StateError(self.memory.who, f'{place.path}/meta.json: steps', e) from None
         return True

@@ -14,8 +14,7 @@ from ..memory.rows import Store
 from ..memory.samplers import Sampler
 from ..pipe import stage
 from .prioritized import ReplayByKind
-from .due_batches import Fixed
-from .replay import Replay
+from .replay import Fixed, Replay
 from .sequence_view import SequenceView
 
 # %% ../../nbs/replay/sequences.ipynb #49720f71

@@ -216,10 +216,8 @@ def checked_view(
 class Transitions(View):
     "Each row is a transition"
 
-    packed = False  # True: batches are as they travel
-
     def batch(self, keys, weights) -> Steps:  # rows with `index` and `weight`
-        return self.memory.batch(keys, weights, self.packed)
+        return self.memory.batch(keys, weights)
 
     def check_errors(self, who, keys, td):
         n = len(keys)

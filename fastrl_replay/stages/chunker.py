@@ -86,11 +86,35 @@ def _sequences(stage, raw, found):
         _cut(raw, held, i, out)
     return [Steps(np.ndarray(stage.length, dtype, out)) for out in outs]
 
-# %% ../../nbs/stages/chunker.ipynb #4e799e45
-class _Cutting(Waits):
-    "Blocks in, sequences out, without a source"
+# %% ../../nbs/stages/chunker.ipynb #ad5fe5dd
+@stage('chunk_sequences')
+class SequenceChunker(Waits):
+    "Cuts the steps of each environment and episode into sequences of `length`; column `mask`: is this row a step?"
 
     _buffers = '_held', '_waiting'
+
+    def __init__(
+        self,
+        source,  # a pipe of Steps, blocks of rows of any number of environments
+        length: int,  # rows of a sequence
+        overlap: int = 0,  # how many steps a sequence shares with the one before it in its episode
+        tail: str = 'shift',  # ends of episodes: 'shift' moves the last sequence back, 'pad' adds zeros, 'drop' drops it
+    ):
+        who = type(self).__name__
+        self.length, self.tail = (
+            whole(who, 'length', length, 1, 2**31 - 1),
+            choice(who, 'tail', tail, TAILS[:3]),
+        )
+        self.overlap = whole(
+            who,
+            'overlap',
+            overlap,
+            0,
+            self.length - 1,
+            'a sequence must bring at least one new step',
+        )
+        super().__init__(source)
+        self._fresh()
 
     def _fresh(self):
         gate = BlockGate(
@@ -125,34 +149,6 @@ class _Cutting(Waits):
         self._held.gate.ended()
         return sequences
 
-# %% ../../nbs/stages/chunker.ipynb #ad5fe5dd
-@stage('chunk_sequences')
-class SequenceChunker(_Cutting):
-    "Cuts the steps of each environment and episode into sequences of `length`; column `mask`: is this row a step?"
-
-    def __init__(
-        self,
-        source,  # a pipe of Steps, blocks of rows of any number of environments
-        length: int,  # rows of a sequence
-        overlap: int = 0,  # how many steps a sequence shares with the one before it in its episode
-        tail: str = 'shift',  # ends of episodes: 'shift' moves the last sequence back, 'pad' adds zeros, 'drop' drops it
-    ):
-        who = type(self).__name__
-        self.length, self.tail = (
-            whole(who, 'length', length, 1, 2**31 - 1),
-            choice(who, 'tail', tail, TAILS[:3]),
-        )
-        self.overlap = whole(
-            who,
-            'overlap',
-            overlap,
-            0,
-            self.length - 1,
-            'a sequence must bring at least one new step',
-        )
-        super().__init__(source)
-        self._fresh()
-
     def __iter__(self):
         over = self._starts_at_end()
         while self._waiting:
@@ -168,56 +164,56 @@ class SequenceChunker(_Cutting):
         self._waiting.extend(self.flush())
         yield from self._hand_out(self._waiting.popleft() for _ in range(len(self._waiting)))
 
-    def snapshot(self):
-        return dict(_snapshot(self), over=self._at_end)
+    def snapshot(self) -> dict:  # plain data and tensors
+        layout = self._held.gate.layout
+        w = self._held
+        state = dict(arguments=[self.length, self.overlap, self.tail], over=self._at_end)
+        if layout is None:
+            return dict(state, dtype=None, ids=None, counts=None, rows=None, waiting=None)
+        slots = w.counts.nonzero()[0]  # of running episodes
+        rows = w.held[5].reshape(-1, layout.dtype.itemsize)[
+            kept_places(w, slots, w.counts[slots], self.length)
+        ]
+        width = self.length * layout.sequence.itemsize
+        waiting = np.array([s.rows.view(np.uint8) for s in self._waiting], np.uint8).reshape(
+            -1, width
+        )
+        rows[:, padding(layout.dtype)] = 0
+        arrays = dict(ids=w.envs.ids[slots], counts=w.counts[slots], rows=rows, waiting=waiting)
+        return dict(
+            state,
+            dtype=dtype_spec(layout.dtype),
+            **{k: torch.from_numpy(a) for k, a in arrays.items()},
+        )
 
     def restored(self, state):
-        return _restored(self, state)
-
-# %% ../../nbs/stages/chunker.ipynb #32397726
-def _snapshot(stage) -> dict:  # plain data and tensors
-    layout = stage._held.gate.layout
-    w = stage._held
-    state = dict(arguments=[stage.length, stage.overlap, stage.tail])
-    if layout is None:
-        return dict(state, dtype=None, ids=None, counts=None, rows=None, waiting=None)
-    slots = w.counts.nonzero()[0]  # of running episodes
-    rows = w.held[5].reshape(-1, layout.dtype.itemsize)[
-        kept_places(w, slots, w.counts[slots], stage.length)
-    ]
-    width = stage.length * layout.sequence.itemsize
-    waiting = np.array([s.rows.view(np.uint8) for s in stage._waiting], np.uint8).reshape(-1, width)
-    rows[:, padding(layout.dtype)] = 0
-    arrays = dict(ids=w.envs.ids[slots], counts=w.counts[slots], rows=rows, waiting=waiting)
-    return dict(
-        state, dtype=dtype_spec(layout.dtype), **{k: torch.from_numpy(a) for k, a in arrays.items()}
-    )
-
-# %% ../../nbs/stages/chunker.ipynb #b5717fad
-def _restored(stage, state):
-    "Another stage that holds what was saved"
-    new = type(stage)(None, stage.length, stage.overlap, stage.tail)
-    who = type(stage).__name__
-    got = state['arguments']
-    own = [stage.length, stage.overlap, stage.tail]
-    if repr(got) != repr(own):
-        raise StateError(
-            who, 'a saved stage with other arguments', got, own, 'build the stage that was saved'
+        "Return another stage that holds what was saved"
+        new = type(self)(None, self.length, self.overlap, self.tail)
+        who = type(self).__name__
+        got = state['arguments']
+        own = [self.length, self.overlap, self.tail]
+        if repr(got) != repr(own):
+            raise StateError(
+                who,
+                'a saved stage with other arguments',
+                got,
+                own,
+                'build the stage that was saved',
+            )
+        arrays = 'ids', 'counts', 'rows', 'waiting'
+        form = dict(
+            arguments=anything, over=flag, dtype=maybe(row_dtype), **dict.fromkeys(arrays, anything)
         )
-    arrays = 'ids', 'counts', 'rows', 'waiting'
-    form = dict(
-        arguments=anything, over=flag, dtype=maybe(row_dtype), **dict.fromkeys(arrays, anything)
-    )
-    dtype = checked(who, form, state)['dtype']
-    if dtype is None:
+        dtype = checked(who, form, state)['dtype']
+        if dtype is None:
+            return new
+        try:
+            _take(new, who, dtype, {k: state[k] for k in arrays})
+        except StateError:
+            raise
+        except (KeyError, TypeError, ValueError) as e:
+            raise StateError(who, 'saved rows that do not fit together', e) from e
         return new
-    try:
-        _take(new, who, dtype, {k: state[k] for k in arrays})
-    except StateError:
-        raise
-    except (KeyError, TypeError, ValueError) as e:
-        raise StateError(who, 'saved rows that do not fit together', e) from e
-    return new
 
 # %% ../../nbs/stages/chunker.ipynb #b5717fa1
 def _take(new, who, dtype, arrays):

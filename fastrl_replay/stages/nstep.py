@@ -161,10 +161,44 @@ def _merge_noted(rows, held, found, out, ends, gamma):
 _BEFORE = 'put it before the replay, or the stage that makes sequences'
 
 
-class _Merging(Waits):
-    "Blocks in, merged rows out, without a source"
+def _refuse_endless(rows):
+    bad = np.flatnonzero(~np.isfinite(rows['reward']))
+    if not len(bad):
+        return
+    env = rows['env_id'][bad[0]]
+    reward = rows['reward'][bad[0]]
+    raise BlockError(
+        'NStep',
+        f"row {bad[0]} of the block, column 'reward' (env_id {env})",
+        reward,
+        'a finite number',
+        'fix the environment: this would spoil the rewards of all steps before it',
+    )
+
+# %% ../../nbs/stages/nstep.ipynb #fb863a8a
+@stage('n_step')
+class NStep(Waits):
+    "Merges each step with the next of its episode: summed `reward`, last `next_state`, with columns `discount` and `n`"
 
     _buffers = '_held', '_out'
+
+    def __init__(
+        self,
+        source,  # a pipe of Steps, one row a step
+        n: int,  # how many steps at most; 1 only adds the columns
+        gamma: float,  # how much a reward is worth one step later, from 0 to 1
+        last=(
+            MASK,
+            SUCCESS,
+        ),  # columns, as far as there are any, that come from the last step, as `next_state` does
+    ):
+        self.last = (last,) if isinstance(last, str) else tuple(last)
+        self.n, self.gamma = (
+            whole('NStep', 'n', n, 1, 2**31 - 1),
+            number('NStep', 'gamma', gamma, 0, 1),
+        )
+        super().__init__(source)
+        self._fresh()
 
     def _fresh(self):
         gate = BlockGate(
@@ -206,44 +240,6 @@ class _Merging(Waits):
         doc='How many rows wait for steps to come',
     )
 
-
-def _refuse_endless(rows):
-    bad = np.flatnonzero(~np.isfinite(rows['reward']))
-    if not len(bad):
-        return
-    env = rows['env_id'][bad[0]]
-    reward = rows['reward'][bad[0]]
-    raise BlockError(
-        'NStep',
-        f"row {bad[0]} of the block, column 'reward' (env_id {env})",
-        reward,
-        'a finite number',
-        'fix the environment: this would spoil the rewards of all steps before it',
-    )
-
-# %% ../../nbs/stages/nstep.ipynb #fb863a8a
-@stage('n_step')
-class NStep(_Merging):
-    "Merges each step with the next of its episode: summed `reward`, last `next_state`, with columns `discount` and `n`"
-
-    def __init__(
-        self,
-        source,  # a pipe of Steps, one row a step
-        n: int,  # how many steps at most; 1 only adds the columns
-        gamma: float,  # how much a reward is worth one step later, from 0 to 1
-        last=(
-            MASK,
-            SUCCESS,
-        ),  # columns, as far as there are any, that come from the last step, as `next_state` does
-    ):
-        self.last = (last,) if isinstance(last, str) else tuple(last)
-        self.n, self.gamma = (
-            whole('NStep', 'n', n, 1, 2**31 - 1),
-            number('NStep', 'gamma', gamma, 0, 1),
-        )
-        super().__init__(source)
-        self._fresh()
-
     def __iter__(self):
         if self._starts_at_end():
             return
@@ -269,59 +265,51 @@ class NStep(_Merging):
         w.gate.ended()
         return Steps(np.ndarray(made, layout.merged, out))
 
-    def snapshot(self):
-        return dict(_snapshot(self), over=self._at_end)
+    def snapshot(self) -> dict:  # the rows that wait
+        state = dict(n=self.n, gamma=self.gamma, dtype=None, rows=None, over=self._at_end)
+        if not self.waiting:
+            return state
+        w = self._held
+        slots = self._held.counts.nonzero()[0]
+        dtype = w.gate.layout.dtype
+        rows = w.held[5].reshape(-1, dtype.itemsize)[
+            kept_places(w, slots, w.counts[slots], self.n - 1)
+        ]
+        rows[:, padding(dtype)] = 0
+        return dict(state, dtype=dtype_spec(dtype), rows=torch.from_numpy(rows))
 
     def restored(self, state):
-        return _restored(self, state)
-
-# %% ../../nbs/stages/nstep.ipynb #322e6be9
-def _snapshot(stage) -> dict:  # the rows that wait
-    state = dict(n=stage.n, gamma=stage.gamma, dtype=None, rows=None)
-    if not stage.waiting:
-        return state
-    w = stage._held
-    slots = stage._held.counts.nonzero()[0]
-    dtype = w.gate.layout.dtype
-    rows = w.held[5].reshape(-1, dtype.itemsize)[
-        kept_places(w, slots, w.counts[slots], stage.n - 1)
-    ]
-    rows[:, padding(dtype)] = 0
-    return dict(state, dtype=dtype_spec(dtype), rows=torch.from_numpy(rows))
-
-
-def _restored(stage, state):
-    "Another stage that holds what was saved"
-    new = NStep(None, stage.n, stage.gamma, stage.last)
-    saved = checked('NStep', dict(n=integer(), gamma=real()), state, more=True)
-    got = (saved['n'], saved['gamma'])
-    own = (new.n, new.gamma)
-    if got != own:
-        raise StateError(
-            'NStep',
-            'a saved stage with another n or gamma',
-            got,
-            own,
-            'build the chain that was saved',
-        )
-    form = dict(n=anything, gamma=anything, dtype=maybe(row_dtype), rows=anything, over=flag)
-    dtype = checked('NStep', form, state)['dtype']
-    if dtype is None:
+        "Return another stage that holds what was saved"
+        new = NStep(None, self.n, self.gamma, self.last)
+        saved = checked('NStep', dict(n=integer(), gamma=real()), state, more=True)
+        got = (saved['n'], saved['gamma'])
+        own = (new.n, new.gamma)
+        if got != own:
+            raise StateError(
+                'NStep',
+                'a saved stage with another n or gamma',
+                got,
+                own,
+                'build the chain that was saved',
+            )
+        form = dict(n=anything, gamma=anything, dtype=maybe(row_dtype), rows=anything, over=flag)
+        dtype = checked('NStep', form, state)['dtype']
+        if dtype is None:
+            return new
+        rows = checked('NStep', dict(rows=array(np.uint8, None, dtype.itemsize)), state, more=True)[
+            'rows'
+        ]
+        rows = rows.reshape(-1).view(dtype)
+        refuse_flags('NStep', rows)
+        try:
+            complete = new.merge(Steps(rows))
+        except BlockError as e:
+            raise StateError('NStep', 'saved rows that are damaged', e) from e
+        if len(complete):
+            raise StateError(
+                'NStep', 'saved rows that do not wait', f'{len(complete)} are complete', 'none'
+            )
         return new
-    rows = checked('NStep', dict(rows=array(np.uint8, None, dtype.itemsize)), state, more=True)[
-        'rows'
-    ]
-    rows = rows.reshape(-1).view(dtype)
-    refuse_flags('NStep', rows)
-    try:
-        complete = new.merge(Steps(rows))
-    except BlockError as e:
-        raise StateError('NStep', 'saved rows that are damaged', e) from e
-    if len(complete):
-        raise StateError(
-            'NStep', 'saved rows that do not wait', f'{len(complete)} are complete', 'none'
-        )
-    return new
 
 # %% ../../nbs/stages/nstep.ipynb #e4945431
 def _check_columns(dtype):

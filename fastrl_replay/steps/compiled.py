@@ -9,6 +9,7 @@ __all__ = ['SAY_AFTER', 'interrupts_wait', 'njit', 'memmove', 'prefetch', 'bytes
 # %% ../../nbs/steps/compiled.ipynb #60a61287
 import gc, os, signal, sys, threading, time
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from pathlib import Path
 import numba
 from numba.core import cgutils, event, types
@@ -165,9 +166,7 @@ def floats_at(address, n):
     "The same for floats of 4 bytes"
 
 # %% ../../nbs/steps/compiled.ipynb #2194958d
-# seconds of compiling before a line says so, and then none of other processes
-SAY_AFTER = 2.0
-_SILENT = 60.0
+SAY_AFTER = 2.0  # seconds of compiling before a line says so
 
 
 class _Compiling(event.Listener):
@@ -190,7 +189,7 @@ class _Compiling(event.Listener):
         if self.said or spent < SAY_AFTER:
             return
         self.said = True
-        if sys.stderr and _is_first():
+        if sys.stderr and parent_process() is None:
             print(
                 f'fastrl_replay compiles its kernels (once; {spent:.0f} s so far) ...',
                 file=sys.stderr,
@@ -205,24 +204,6 @@ class _Compiling(event.Listener):
             self.spent += time.monotonic() - self.since
 
 # %% ../../nbs/steps/compiled.ipynb #2194958f
-def _is_first():
-    "Has no other process said a moment ago that it compiles?"
-    folder = prefetch.stats.cache_path
-    if folder is None:
-        return True
-    said = Path(folder, 'compiling')
-    try:
-        said.parent.mkdir(parents=True, exist_ok=True)
-        if said.exists() and time.time() - said.stat().st_mtime > _SILENT:
-            said.unlink()
-        os.close(os.open(said, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    except OSError:
-        pass  # where nothing can be written, others can't know
-    return True
-
-
 # nbdev-test saves what it sees
 if 'IN_TEST' not in os.environ:
     event.register('numba:compile', _Compiling())

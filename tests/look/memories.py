@@ -8,7 +8,6 @@ from fastrl_replay.all import (
     Frames,
     HindsightReplay,
     Mixture,
-    NStep,
     PrioritizedReplay,
     Rows,
     SequenceReplay,
@@ -86,29 +85,9 @@ def memory(kind, path=None):
     if kind == 'hindsight':
         reward = lambda achieved, desired, info: -np.abs(achieved - desired).sum(-1)  # noqa: E731
         return sampled(HindsightReplay(**kw, reward=reward, store=store), goal_rows(102))
-    if kind == 'n-step':
-        steps = rows_of(102)
-        replay = ExperienceReplay(NStep([steps[i : i + 6] for i in range(0, 102, 6)], 3, 0.5), **kw)
-        for _ in replay:
-            pass
-        return replay
     if kind == 'mixture':
         parts = dict(a=memory('proportional'), b=memory('uniform'))
         return Mixture(parts, dict(a=0.5, b=0.5), bs=4)
     if kind == 'uniform':
         return sampled(ExperienceReplay(**kw, store=store), rows_of(102))
     return sampled(PrioritizedReplay(**kw, kind=kind, store=store), rows_of(102))
-
-
-KINDS = (
-    'timeline',
-    'uniform',
-    'proportional',
-    'rank',
-    'sequences',
-    'hindsight',
-    'n-step',
-    'frames',
-    'device',
-    'mixture',
-)

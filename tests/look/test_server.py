@@ -1,10 +1,14 @@
-"A server of pages for one machine: who is answered, who isn't, and that nothing else is read"
+"""A server of pages for one machine: which requests are answered, and that nothing else is read."""
 
-import http.client, io, socket, threading, time
+import http.client
+import io
+import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
+
 from fastrl_replay.look.server import Server
 from fastrl_replay.steps.errors import ArgumentError
 
@@ -16,16 +20,13 @@ def ask(server, path, method='GET', **headers):
         return r.status, r.read(), r.headers
 
 
-def raw(server, text):
-    "What is answered to these bytes"
-    with closing(socket.create_connection(('127.0.0.1', server.server_port), timeout=20)) as c:
-        c.sendall(text)
-        return c.recv(65536)
+def connect(server):
+    return closing(socket.create_connection(('127.0.0.1', server.server_port), timeout=20))
 
 
 @pytest.fixture
 def server():
-    "Tells which names it was asked for"
+    "A server that notes which names it was asked for"
 
     def answer(name):
         asked.append(name)
@@ -37,33 +38,13 @@ def server():
         yield s
 
 
-@pytest.mark.parametrize(
-    'path',
-    [
-        '/',
-        '',
-        '/a',
-        '/x/',
-        '/{token}',
-        '/{token}x/',
-        '/{short}/',
-        '/a/{token}/',
-        '/%s/',
-        '/\\{token}/',
-        '/?{token}/',
-        'http://127.0.0.1/{token}/',
-    ],
-)
+@pytest.mark.parametrize('path', ['/', '/a', '/{token}', '/{short}/', '/a/{token}/', '/?{token}/'])
 def test_nothing_without_the_whole_token(server, path):
-    status, said, _ = ask(
-        server, path.format(token=server.token, short=server.token[:-1]) if '{' in path else path
-    )
+    path = path.format(token=server.token, short=server.token[:-1])
+    status, said, _ = ask(server, path)
     assert status == 403 and server.asked == [] and server.token.encode() not in said
-
-
-def test_each_server_has_another_token():
-    with Server(lambda name: None) as a, Server(lambda name: None) as b:
-        assert a.token != b.token and len(a.token) >= 20
+    with Server(lambda name: None) as other:
+        assert other.token != server.token and len(other.token) >= 20
 
 
 @pytest.mark.parametrize(
@@ -71,89 +52,63 @@ def test_each_server_has_another_token():
     [
         ('127.0.0.1:{port}', 200),
         ('localhost', 200),
-        ('localhost:1', 200),
-        ('evil.example', 403),
         ('evil.example:{port}', 403),
         ('127.0.0.1.evil.example', 403),
         ('', 403),
-        ('127.0.0.1@evil.example', 403),
-        ('[::1', 403),
         ('0.0.0.0', 403),
-        ('localhost.', 403),
     ],
 )
 def test_a_name_that_leads_here_is_not_enough(server, host, status):
     "A web page whose name is made to lead to 127.0.0.1 would ask with that name"
     assert ask(server, f'/{server.token}/', Host=host.format(port=server.server_port))[0] == status
+    assert server.server_address[0] == '127.0.0.1'
 
 
 def test_a_request_without_a_host_is_refused(server):
-    assert b' 403 ' in raw(server, f'GET /{server.token}/ HTTP/1.0\r\n\r\n'.encode())
+    with connect(server) as c:
+        c.sendall(f'GET /{server.token}/ HTTP/1.0\r\n\r\n'.encode())
+        assert b' 403 ' in c.recv(65536)
 
 
-@pytest.mark.parametrize(
-    'method', ['POST', 'PUT', 'DELETE', 'PATCH', 'OPTIONS', 'HEAD', 'TRACE', 'NONSENSE']
-)
+@pytest.mark.parametrize('method', ['POST', 'OPTIONS', 'NONSENSE'])
 def test_only_get(server, method):
     assert ask(server, f'/{server.token}/', method)[0] == 501 and server.asked == []
 
 
-@pytest.mark.parametrize(
-    'name',
-    ['../../etc/passwd', '..%2f..%2fetc%2fpasswd', '/etc/passwd', './a', 'a/', 'a%00', 'A', 'a;b'],
-)
+@pytest.mark.parametrize('name', ['../../etc/passwd', '..%2f..%2fetc%2fpasswd', 'a/'])
 def test_names_are_those_of_pages_and_no_files(server, name):
     status, said, _ = ask(server, f'/{server.token}/{name}')
     assert status == 404 and b'root' not in said and server.asked == [name]
 
 
-def test_what_a_browser_is_told(server):
-    for path in (f'/{server.token}/', '/x/', f'/{server.token}/x'):
+def test_headers(server):
+    for path in f'/{server.token}/', '/x/':
         headers = ask(server, path)[2]
-        assert (
-            headers['Cache-Control'] == 'no-store'
-            and headers['X-Content-Type-Options'] == 'nosniff'
-            and headers['Referrer-Policy'] == 'no-referrer'
-        )
-        assert (
-            "default-src 'none'" in headers['Content-Security-Policy']
-            and headers['Server'].strip() == 'fastrl-replay'
-        )
+        assert headers['Cache-Control'] == 'no-store'
+        assert headers['X-Content-Type-Options'] == 'nosniff'
+        assert "default-src 'none'" in headers['Content-Security-Policy']
     assert ask(server, f'/{server.token}/a?x=1')[:2] == (200, b'a')
 
 
-def test_it_listens_on_this_machine_alone(server):
-    assert server.server_address[0] == '127.0.0.1'
-
-
-def test_many_at_a_time():
-    "One that is slow, and one that never ends its request, are in no other one's way"
+def test_many_at_a_time(capfd):
+    "A slow page, a request that never ends and a client that goes away are in no other one's way"
     slow = threading.Event()
 
     def answer(name):
         if name == 'slow':
             slow.wait(20)
-        return 'text/plain', name.encode() * 10_000
+        return 'text/plain', name.encode() * 1_000_000
 
-    with (
-        Server(answer) as s,
-        closing(socket.create_connection(('127.0.0.1', s.server_port))) as hangs,
-        ThreadPoolExecutor(32) as pool,
-    ):
+    with Server(answer) as s, connect(s) as hangs, ThreadPoolExecutor(8) as pool:
         hangs.sendall(b'GET /')
         late = pool.submit(ask, s, f'/{s.token}/slow')
-        found = [*pool.map(lambda i: ask(s, f'/{s.token}/{i}')[:2], range(200))]
-        assert found == [(200, str(i).encode() * 10_000) for i in range(200)] and not late.done()
+        with connect(s) as leaves:
+            leaves.sendall(f'GET /{s.token}/ HTTP/1.1\r\nHost: localhost\r\n\r\n'.encode())
+        found = [*pool.map(lambda i: ask(s, f'/{s.token}/{i}')[:2], range(30))]
+        assert found == [(200, str(i).encode() * 1_000_000) for i in range(30)]
+        assert not late.done()
         slow.set()
         assert late.result()[0] == 200
-
-
-def test_who_goes_away_is_no_error(capfd):
-    with Server(lambda name: ('text/plain', b'x' * 10_000_000)) as s:
-        for _ in range(5):
-            with closing(socket.create_connection(('127.0.0.1', s.server_port))) as c:
-                c.sendall(f'GET /{s.token}/ HTTP/1.1\r\nHost: localhost\r\n\r\n'.encode())
-        assert len(ask(s, f'/{s.token}/')[1]) == 10_000_000
     assert capfd.readouterr() == ('', '')
 
 
@@ -166,37 +121,22 @@ def test_files_are_sent_as_they_are_and_closed():
 
 def test_a_page_that_fails_says_so(server):
     server.answer = lambda name: {}[name]
-    assert (
-        ask(server, f'/{server.token}/<b>')[:2] == (500, b"KeyError: '<b>'")
-        and ask(server, f'/{server.token}/x')[2]['Content-Type'] == 'text/plain; charset=utf-8'
-    )
+    status, said, headers = ask(server, f'/{server.token}/<b>')
+    assert (status, said) == (500, b"KeyError: '<b>'")
+    assert headers['Content-Type'] == 'text/plain; charset=utf-8'
 
 
-@pytest.mark.parametrize('port, said', [(None, 'it is in use'), (70_000, 'port must be 0-65535')])
-def test_a_port_that_cannot_be_had(server, port, said):
-    with pytest.raises(ArgumentError, match=said):
-        Server(lambda name: None, port or server.server_port)
+def test_a_port_that_is_taken_is_an_error(server):
+    with pytest.raises(ArgumentError, match='it is in use'):
+        Server(lambda name: None, server.server_port)
 
 
 def test_no_connection_outlives_it():
     "A browser keeps connections open, if it may, and would go on asking"
-    with (
-        Server(lambda name: ('text/plain', b'x')) as s,
-        closing(socket.create_connection(('127.0.0.1', s.server_port), timeout=20)) as c,
-    ):
-        c.sendall(
-            f'GET /{s.token}/ HTTP/1.1\r\nHost: localhost\r\nConnection: keep-alive\r\n\r\n'.encode()
-        )
+    with Server(lambda name: ('text/plain', b'x')) as s, connect(s) as c:
+        host = 'Host: localhost\r\nConnection: keep-alive'
+        c.sendall(f'GET /{s.token}/ HTTP/1.1\r\n{host}\r\n\r\n'.encode())
         said = b''
         while part := c.recv(65536):
             said += part  # until it is closed
         assert said.endswith(b'\r\n\r\nx')
-
-
-def test_it_ends_at_once():
-    began = time.monotonic()
-    with Server(lambda name: None) as s:
-        port = s.server_port
-    assert time.monotonic() - began < 5
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(('127.0.0.1', port))

@@ -1,15 +1,12 @@
 """Several learners: equal to one with whole batches, weights of one memory, one log, checkpoints of all, ranks that go."""
 
-import json, os, re, signal, socket, subprocess, sys, time, warnings
-from datetime import timedelta
+import json, os, re, signal, socket, subprocess, sys, time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np, pytest, torch
 from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.recipes import Agent
 from fastrl_replay.app.runs import reopen
-from fastrl_replay.parallel import ranks as ranks_module
 from fastrl_replay.parallel.ranks import Ranks
 from fastrl_replay.steps.errors import ArgumentError
 
@@ -116,22 +113,7 @@ def test_in_a_process_group_that_is_there():
     assert all(said['off'] < 1e-6 for said in work(2, 'equal', 'dqn', 'guest'))
     ps = begin(2, str(WORK), 'lost', 'kill', 'guest')
     (_, err, rc), _ = ended(ps)
-    assert rc == 1 and 'rank 1 has gone' in err, err
-
-
-def test_a_restart_by_the_launcher_reads_no_old_addresses(monkeypatch):
-    "torchrun keeps one store of keys over restarts: what ranks wrote there before must not be read"
-    store, ranks = (
-        torch.distributed.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False),
-        Ranks(),
-    )
-    monkeypatch.setenv('TORCHELASTIC_USE_AGENT_STORE', 'True')
-    for count in '0', '1':
-        monkeypatch.setenv('TORCHELASTIC_RESTART_COUNT', count)
-        mine = ranks._meeting_place('127.0.0.1', store.port)
-        assert not mine.check(['address'])
-        mine.set('address', 'of a rank')
-        assert mine.check(['address'])
+    assert rc == 1 and 'gone: rank 1;' in err, err
 
 
 @pytest.mark.parametrize('norm', ['batch', 'memory'])
@@ -162,91 +144,25 @@ def test_rounds_end_together():
 
 
 @pytest.mark.parametrize(
-    'n, how, said',
-    [
-        (2, 'kill', 'rank 1 has gone'),
-        (3, 'kill', 'rank 1 has gone'),
-        (2, 'stop', "rank 1 doesn't answer"),
-        (2, 'error', 'rank 1 has ended: EnvError: GymStepper: the robot has fallen over'),
-        (2, 'leave', 'rank 1 has ended: it left the others'),
-    ],
+    'n, how', [(2, 'kill'), (3, 'kill'), (2, 'stop'), (2, 'error'), (2, 'leave')]
 )
-def test_a_rank_that_goes_is_named(n, how, said):
-    "Killed, stopped, by an error, at its end: within the bound, and nothing is left over"
-    ps, began = begin(n, str(WORK), 'lost', how), time.monotonic()
+def test_a_rank_that_goes_is_named(n, how):
+    "Rank 1 is killed, stopped, fails or ends: the others end soon, and name it"
+    ps = begin(n, str(WORK), 'lost', how)
     try:
         for r, p in enumerate(ps):
             if r == 1:
                 continue
             out, err = p.communicate(timeout=60)
-            assert p.returncode == 1 and f'rank {r} of {n} waited for the others: {said}' in err, (
-                err
-            )
-            assert 'begin again from the last checkpoint' in err and 'rank 2 ' not in err.replace(
-                'rank 2 of 3', ''
-            )
+            assert (
+                p.returncode == 1
+                and f'rank {r} of {n} waits for the others; gone: rank 1; got' in err
+            ), err
+            assert 'begin again from the last checkpoint' in err
     finally:
         for p in ps:
             p.kill()
             p.wait()
-    assert time.monotonic() - began < 60
-
-
-def test_who_waits_long_says_so(monkeypatch):
-    "After five minutes, and again after ten; where a process of this machine is stopped after 20 seconds"
-
-    class Waiting:
-        rank, size, timeout, left, stopped = 0, 2, timedelta(seconds=1800), 0, []
-        _busy = 5.0
-        _joined = property(lambda self: self.left > 0)
-
-        def _stopped(self):
-            return self.stopped
-
-    waiting = Waiting()
-
-    def sleep(s):
-        waiting.left -= 1
-
-    monkeypatch.setattr(ranks_module, 'time', SimpleNamespace(sleep=sleep))
-
-    def said(seconds, stopped):
-        waiting.left, waiting.stopped = seconds, stopped
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter('always')
-            ranks_module._tell_of_waits(waiting)
-        return [str(w.message) for w in told]
-
-    assert said(15, ['x']) == said(250, []) == []
-    assert [re.search(r'waited (\d+) seconds', s)[1] for s in said(700, [])] == ['300', '600']
-    told = said(50, ['rank 1 is stopped'])
-    assert len(told) == 2 and told[0] == (
-        'Ranks: rank 0 of 2 has waited 20 seconds for the others; got rank 1 is stopped; expected a message of each. '
-        'Remedy: wait; the run ends after timeout=1800 seconds'
-    )
-
-
-@pytest.mark.skipif(not os.path.isdir('/proc/self'), reason='no /proc')
-def test_a_stopped_rank_is_known():
-    p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
-    try:
-        ranks = object.__new__(Ranks)
-        ranks.size, ranks._said = (
-            3,
-            lambda what, r: [
-                f'{os.getpid()} on {socket.gethostname()}',
-                f'{p.pid} on {socket.gethostname()}',
-                None,
-            ][r],
-        )
-        assert ranks._stopped() == []
-        os.kill(p.pid, signal.SIGSTOP)
-        while not ranks._stopped():
-            time.sleep(0.01)
-        assert ranks._stopped() == [f'rank 1 is stopped: `kill -CONT {p.pid}` lets it go on']
-    finally:
-        p.kill()
-        p.wait()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym, numpy as np, torch
-from torch.utils.data import IterDataPipe, default_collate
+from torch.utils.data import IterDataPipe
 from fastrl_replay.all import *
 
 env = gym.make('CartPole-v1')
@@ -20,21 +20,9 @@ some: Steps = steps[2:5]
 every: Steps = Steps.cat([steps, some.copy()])
 for row in steps:
     print(row.state, row.reward.item())
-print(
-    steps.state,
-    steps.done,
-    steps.hidden,
-    len(steps),
-    steps.shape,
-    steps.dtype,
-    steps.device,
-    steps == every,
-    steps.asdict()['action'],
-)
+print(steps.state, steps.hidden, len(steps), steps == every, steps.asdict()['action'])
 moved: Steps = steps.to('cpu').pin_memory()
 columns: Columns = moved.columns()
-again: Steps = Steps.from_columns(columns)  # type: ignore[attr-defined]
-tensordict = Steps.from_tensordict(steps.to_tensordict())  # type: ignore[attr-defined]
 write_whole('notes.txt', b'one', b'two')
 
 # ---- networks and policies ----
@@ -48,20 +36,13 @@ recurrent = RecurrentNet(states, discrete, size=32)
 values, hidden = recurrent(torch.zeros(1, 4), recurrent.initial_hidden(1))
 policy = EpsGreedy(net, eps=LinearSchedule(1, 0.05, 3_000), seed=0, random=100)
 policy = EpsGreedy(net, eps=GeometricSchedule(1.0, 0.99), seed=0)
-policy = EpsGreedy(lambda state: net(state), eps=0.1)
 actor, critics = actor_net(box, box, (32,), spread=True), Critics(box, box, (32,))
 norm, reward_norm = StateNorm(box), RewardNorm(gamma=0.99)
 gaussian = SquashedGaussian(Normalised(norm, actor), box, random=100)
 noisy = GaussianNoise(actor, box, scale=lambda n: 0.1 / (n + 1))
 bounds = BoxBounds(box)
-print(
-    bounds.to_space(np.zeros((1, 2))),
-    squashed(torch.zeros(1, 4), torch.zeros(1, 2)),
-    policy.eps_now,
-    policy.report(),
-)
+print(bounds.to_space(np.zeros((1, 2))), squashed(torch.zeros(1, 4), torch.zeros(1, 2)))
 returns: np.ndarray = evaluate(policy, 'CartPole-v1', episodes=3, record='video.mp4')
-returns = evaluate(lambda obs: 0, env, info='action_mask')
 loaded = load_policy('runs/cartpole-seed0')
 
 # ---- environments ----
@@ -71,17 +52,9 @@ def make() -> gym.Env:
     return gym.make('CartPole-v1')
 
 
-for made in ('CartPole-v1', ['CartPole-v1'] * 2, [make] * 2, env, gym.make_vec('CartPole-v1', 2)):
+for made in ('CartPole-v1', [make] * 2, env, gym.make_vec('CartPole-v1', 2)):
     GymStepper(made, policy, seed=0)
-stepper = GymStepper(
-    ['CartPole-v1'] * 2,
-    policy,
-    seed=0,
-    autoreset_mode='SameStep',
-    clip=True,
-    float32=True,
-    info=dict(is_success=False),
-)
+stepper = GymStepper(['CartPole-v1'] * 2, policy, seed=0, info=dict(is_success=False))
 source: Pipe = Items(['CartPole-v1']).gym_step(policy, seed=1, info=('action_mask',))
 scripted = GymStepper([ScriptedEnv(*script(3, 2).values())], seed=0)
 vector = ScriptedVectorEnv([script(3), script(2)])
@@ -103,21 +76,10 @@ short: Header = merged.header(5)
 forever: Cycler = short.cycle(3)
 cached: InMemoryCacheHolder = short.in_memory_cache()
 mapped = short.map(lambda steps: steps.reward).filter(lambda reward: bool(reward.sum()))
-plain: IterDataPipe = (
-    mapped.batch(4)
-    .unbatch()
-    .shuffle(buffer_size=10)
-    .collate(collate_fn=default_collate)
-    .sharding_filter()
-)
-joined = plain, short.concat(short), short.zip(forever)
+plain: IterDataPipe = mapped.batch(4).shuffle(buffer_size=10)
 converted = MapToIterConverter([1, 2])
 recorded: Episodes = Items(['episodes.npz']).episodes(keep=('hidden',), state='observations')
-for data in (
-    read_minari('mujoco/hopper/expert-v0'),
-    Episodes([dict(rewards=np.ones(3))], reward='rewards'),
-):
-    write_minari(data, 'mine/data-v0', env)
+write_minari(read_minari('mujoco/hopper/expert-v0'), 'mine/data-v0', env)
 
 
 @stage('doubled')
@@ -165,13 +127,7 @@ keys = ExperienceReplay(bs=4).add_step(
 )
 size: int = len(replay)
 batches: Iterator[Any] = iter(replay)
-print(
-    replay.memory[-3:],
-    replay.memory[0].reward,
-    replay.stats()['rows'],
-    replay.page('memory.html'),
-    replay.show(),
-)
+print(replay.memory[-3:], replay.stats()['rows'], replay.page('memory.html'), replay.show())
 replay.load_state_dict(replay.state_dict())
 own = OwnSteps().n_step(3, 0.99).experience_replay(bs=4, sampler=Newest(seed=0))
 sequences: SequenceReplay = journal.sequence_replay(
@@ -188,19 +144,13 @@ mixture = Mixture(
     bs=32,
 )
 mixture.add(steps, to='demos')
-mixture = Mixture([own, replay], shares=(0.5, 0.5))
-for store in (
-    Rows(),
-    Rows('memory', spare=100),
-    Rows(device='cuda'),
-    Frames(stack=4, compress='zstd', path='frames'),
-):
+for store in (Rows('memory', spare=100), Frames(stack=4, compress='zstd', path='frames')):
     stored = ExperienceReplay(merged, bs=4, store=store, replacement=True)
 with ExperienceReplay(merged, bs=4, sampler=Uniform(0, replacement=True)) as opened:
     opened.memory.flush()
 line = Timeline(100, store=Rows())
 line.add(steps)
-print(line[3:].reward, line.reward, line.times_drawn.mean(), line.windows([0, 1], 3), len(line))
+print(line[3:].reward, line.windows([0, 1], 3), len(line))
 tree, ranks = SumTree(8), RankTree(8)
 tree.update(np.arange(3), np.ones(3))
 places, priorities = tree.sample(4, np.random.default_rng(0))
@@ -216,12 +166,8 @@ learners = [
     sequences.r2d2(recurrent, n=3),
     own.sac(actor, critics, box, temperature_lr=1e-4),
     own.td3(actor, critics, box),
-    QLearner(own, QTable(discrete, discrete)),
-    DQNLearner(own, net),
-    R2D2Learner(sequences, recurrent),
-    SACLearner(own, actor, critics, box),
-    TD3Learner(own, actor, critics, box),
 ]
+classes = QLearner, DQNLearner, R2D2Learner, SACLearner, TD3Learner
 offline: Offline = ExperienceReplay(bs=64).offline('rows.npz', max_steps=1_000)
 td, loss = (
     dqn_errors(net, net, batch, gamma=0.99),

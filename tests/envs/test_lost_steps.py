@@ -1,0 +1,102 @@
+"""Steps that are lost on their way: no row leads across them, nor from one episode into the next."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from fastrl_replay.all import ExperienceReplay, OwnSteps
+from fastrl_replay.steps.errors import BlockError
+
+
+class Counts(gym.Env):
+    "Observe [episode, step] in episodes of four steps"
+
+    observation_space = gym.spaces.Box(-99, 99, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    episode = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode += 1
+        self.t = 0
+        return self.observe(), {}
+
+    def observe(self):
+        return np.array([self.episode, self.t], np.float32)
+
+    def step(self, action):
+        self.t += 1
+        return self.observe(), 1.0, self.t == 4, False, {}
+
+
+def memory(n_step):
+    if not n_step:
+        return ExperienceReplay(bs=1, max_sz=100, seed=0)
+    return OwnSteps().n_step(2, gamma=0.5).experience_replay(bs=1, max_sz=100, seed=0)
+
+
+def rows(replay):
+    return [(*r['state'].tolist(), *r['next_state'].tolist()) for r in replay.memory[:].rows]
+
+
+def check(replay, n_step):
+    "Each row stays in its episode and leads as many steps ahead as its column `n` says"
+    for r in replay.memory[:].rows:
+        assert r['state'][0] == r['next_state'][0], r
+        assert r['next_state'][1] - r['state'][1] == (r['n'] if n_step else 1), r
+
+
+@pytest.mark.parametrize('error', [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize('lost', [6, 7])
+def test_an_error_inside_the_chain_breaks_the_episode_off(lost, error):
+    seen = []
+
+    def fails_once(steps):
+        seen.append(steps)
+        if len(seen) == lost:
+            raise error('lost')
+        return steps
+
+    replay = OwnSteps().map(fails_once).n_step(3, gamma=0.5).experience_replay(bs=1, max_sz=100)
+    env = Counts()
+    obs, _ = env.reset()
+    for _ in range(12):
+        next_obs, reward, terminated, truncated, _ = env.step(0)
+        try:
+            replay.add_step(obs, 0, reward, next_obs, terminated, truncated)
+        except error:
+            pass
+        obs = env.reset()[0] if terminated else next_obs
+    check(replay, True)
+    assert len(replay) == 11
+
+
+@pytest.mark.parametrize('n_step', [False, True])
+@pytest.mark.parametrize('what', ['refused', 'cleared', 'rolled back'])
+@pytest.mark.filterwarnings('ignore::UserWarning')
+def test_a_row_that_only_resets_is_left_out_though_the_end_is_lost(what, n_step):
+    "The step that ends an episode is refused, or forgotten, before gymnasium's next-step reset"
+    replay = memory(n_step)
+    envs = gym.vector.SyncVectorEnv([Counts])
+    obs, _ = envs.reset()
+    saved = None
+    for t in range(1, 13):
+        next_obs, reward, terminated, truncated, _ = envs.step(np.zeros(1, int))
+        if t == 2:
+            saved = replay.state_dict()
+        given = np.array([np.nan]) if what == 'refused' and t == 4 else reward
+        step = (obs, [0], given, next_obs, terminated, truncated)
+        if what == 'refused' and t == 4:
+            with pytest.raises(BlockError, match='reward'):
+                replay.add_step(*step, autoreset_mode='next_step')
+        else:
+            replay.add_step(*step, autoreset_mode='next_step')
+        if t == 4 and what == 'cleared':
+            replay.clear()
+        if t == 4 and what == 'rolled back':
+            replay.load_state_dict(saved)
+        obs = next_obs
+    check(replay, n_step)
+    if not n_step:
+        expected = dict(refused=9, cleared=6, **{'rolled back': 7})[what]
+        assert len(replay) == expected

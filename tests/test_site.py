@@ -1,0 +1,250 @@
+"""The site: it builds without a warning, is complete and self-contained, and can be read in a browser."""
+
+import html.parser
+import importlib
+import inspect
+import os
+import re
+import sys
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from filelock import FileLock
+from selenium.webdriver.support.ui import WebDriverWait
+from sphinx.util.inventory import InventoryFile
+from test_house import NOTEBOOKS, ROOT, SURFACE, modules, page_of, run
+
+pytestmark = pytest.mark.browser
+
+
+class Page(html.parser.HTMLParser):
+    "The anchors of a page, its links, what it loads, and its text without code."
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+        self.ids = set()
+        self.links = []
+        self.loads = []
+        self.text = ''
+        self.skip = 0
+        self.source = path.read_text(encoding='utf-8')
+        self.feed(self.source)
+
+    def handle_starttag(self, tag, attrs):
+        a = dict(attrs)
+        self.ids |= {a[k] for k in ('id', 'name') if a.get(k)}
+        if tag == 'a' and 'href' in a:
+            self.links.append(a['href'])
+        if tag in ('script', 'img', 'iframe', 'source', 'video') and a.get('src'):
+            self.loads.append(a['src'])
+        if tag == 'link':
+            self.loads.append(a['href'])
+        self.skip += tag in ('pre', 'code', 'script', 'style')
+
+    def handle_endtag(self, tag):
+        self.skip -= tag in ('pre', 'code', 'script', 'style')
+
+    def handle_data(self, data):
+        if not self.skip:
+            self.text += data
+
+
+@pytest.fixture(scope='session')
+def site(tmp_path_factory):
+    "The folder of the built site, built once for all workers of pytest-xdist. Any warning of Sphinx fails the build."
+    folder = tmp_path_factory.getbasetemp()
+    out = (folder.parent if 'PYTEST_XDIST_WORKER' in os.environ else folder) / 'site'
+    with FileLock(f'{out}.lock'):
+        if not out.exists():
+            built = tmp_path_factory.mktemp('docs') / 'site'
+            said = run(sys.executable, ROOT / "docs/make.py", built, timeout=1800)
+            assert said == f'open {built}/index.html\n', said
+            built.rename(out)
+    return out
+
+
+@pytest.fixture(scope='session')
+def pages(site):
+    return {p.relative_to(site).as_posix(): Page(p) for p in site.rglob('*.html')}
+
+
+@pytest.fixture(scope='session')
+def inventory(site):
+    with open(site / 'objects.inv', 'rb') as file:
+        return InventoryFile.load(file, '', lambda base, uri: uri)
+
+
+# ---- files ----
+
+
+def test_every_notebook_is_a_page_of_the_sidebar_and_its_download(pages):
+    sidebar = pages['index.html'].links
+    for nb in NOTEBOOKS:
+        name = f'{page_of(nb)}.html'
+        page = pages[name]
+        assert name in sidebar or name == 'index.html'
+        (taken,) = {l for l in page.links if l.endswith(f'/{nb.name}') and '_downloads' in l}
+        assert (page.path.parent / taken).read_bytes() == nb.read_bytes()
+
+
+def public_names():
+    "Yield module.name of every function and class that a module exports, whether `all` gives it or not."
+    for name in modules():
+        if name.startswith(('_', 'all')) or name == 'learning.learners':
+            continue  # these give what others define
+        mod = importlib.import_module(f'fastrl_replay.{name}')
+        for n in mod.__all__:
+            obj = inspect.unwrap(getattr(mod, n))
+            if inspect.isclass(obj) or inspect.isfunction(obj):
+                yield f'fastrl_replay.{name}.{n}'
+    yield from (f'fastrl_replay.{m}.{n}' for m, names in SURFACE.items() for n in names.split())
+
+
+def test_every_public_name_has_an_anchor_and_a_docstring(pages, inventory):
+    places = {}
+    for kind in 'py:class', 'py:function', 'py:exception':
+        places |= {n: item.uri.replace('$', n) for n, item in inventory.get(kind, {}).items()}
+    wanted = {*public_names()}
+    assert len(wanted) > 100
+    for name in wanted:
+        page, anchor = places[name].split('#')
+        card = rf'id="{re.escape(anchor)}">.*?</dt>\s*<dd><p>[^ ]'
+        assert re.search(card, pages[page].source, re.S), f'{name} is not described on {page}'
+        module = name.rpartition('.')[0].replace('.', '/')
+        assert f'_modules/{module}.html' in pages, f'no source of {name}'
+
+
+def card(page, name):
+    "Return the signature and the description of a name on a page as text."
+    text = page.source[page.source.index(f'id="{name}"') :]
+    text = re.sub(r'<[^>]+>', '', text[: text.index('</dl>\n</dd></dl>')])
+    return ' '.join(text.split())
+
+
+def test_classes_have_cards_with_arguments_and_their_comments(pages):
+    nstep = card(pages['stages/nstep.html'], 'fastrl_replay.stages.nstep.NStep')
+    assert 'gamma – float how much a reward is worth one step later, from 0 to 1' in nstep
+    name = 'fastrl_replay.replay.prioritized.PrioritizedReplay'
+    for page in pages['replay/prioritized.html'], pages['reference/PrioritizedReplay.html']:
+        text = card(page, name)
+        assert 'PrioritizedReplay( source=None, bs=1, max_sz=1000000' in text, text[:200]
+    # its page has what it inherits, too
+    assert f'{name}.sample' in page.ids and f'{name}.snapshot' not in page.ids
+    assert '../replay/prioritized.html' in page.links
+
+
+def test_no_link_is_dead(site, pages):
+    dead = set()
+    for name, page in pages.items():
+        for link in {*page.links, *page.loads}:
+            parts = urlsplit(link)
+            if parts.scheme:
+                continue
+            target = (page.path.parent / unquote(parts.path)).resolve() if parts.path else page.path
+            anchor = unquote(parts.fragment)
+            if not target.exists():
+                dead.add(f'{name}: {link}')
+            elif anchor and target.suffix == '.html':
+                if anchor not in pages[target.relative_to(site).as_posix()].ids:
+                    dead.add(f'{name}: {link}')
+    assert not dead, '\n'.join(sorted(dead))
+
+
+def test_nothing_comes_from_elsewhere(site, pages):
+    loads = [(n, l) for n, p in pages.items() for l in p.loads]
+    for path in site.rglob('*.css'):
+        for link in re.findall(r'(?:url\(|@import)\s*["\']?([^)"\']+)', path.read_text()):
+            loads.append((path.name, link))
+    assert not [(n, l) for n, l in loads if urlsplit(l).netloc]
+
+
+def test_no_directive_is_left_over(pages):
+    for name, page in pages.items():
+        if name[0] != '_':
+            found = re.findall(r'#\||:::|\{eval-rst\}|```|\{(?:download|toctree)\}|\$\$', page.text)
+            assert not found, f'{name}: {found}'
+
+
+def test_backticks_lead_to_the_api(pages):
+    for page, target in {
+        'memory/timeline': '../steps/core.html#fastrl_replay.steps.core.Steps',
+        'all': 'learning/losses.html#fastrl_replay.learning.losses.rescale',
+        'stages': 'learning/dqn.html#fastrl_replay.learning.dqn.DQNLearner',  # written `.dqn`
+    }.items():
+        assert target in pages[f'{page}.html'].links
+    # a word there
+    assert '../app/runs.html#fastrl_replay.app.runs.start' not in pages['steps/core.html'].links
+
+
+# ---- in a browser ----
+
+
+def show(browser, url, width, theme='light'):
+    "Open a page in a window of that width, and wait until its equations and diagrams are drawn."
+    size = dict(width=width, height=900, deviceScaleFactor=1, mobile=False)
+    browser.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', size)
+    features = [dict(name='prefers-color-scheme', value=theme)]
+    browser.execute_cdp_cmd('Emulation.setEmulatedMedia', dict(features=features))
+    browser.get(url)
+    drawn = """return (!document.querySelector('script[src*="tex-svg"]') || window.MathJax?.startup?.promise && document.readyState == 'complete')
+        && [...document.querySelectorAll('.highlight-mermaid, .mermaid:not([data-processed])')].length == 0"""
+    WebDriverWait(browser, 30).until(lambda b: b.execute_script(drawn))
+    browser.execute_async_script(
+        'const done = arguments[0]; (window.MathJax?.startup?.promise ?? Promise.resolve()).then(() => setTimeout(done, 50))'
+    )
+
+
+MORE = 'contributing changelog faq install versions genindex search reference/PrioritizedReplay reference/classes internals/memory'
+FACTS = """
+    const box = e => e.getBoundingClientRect(), scrolls = e => e && (/auto|scroll|hidden/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
+    const seen = [...document.querySelectorAll('article *')].filter(e => box(e).width && !e.closest('mjx-assistive-mml'));
+    return {
+      wide: document.documentElement.scrollWidth,
+      out: seen.filter(e => (box(e).right > innerWidth + 1 || box(e).left < -1) && !scrolls(e.parentElement)).map(e => e.outerHTML.slice(0, 150)),
+      equations: document.querySelectorAll('.math').length,
+      drawn: [...document.querySelectorAll('.math mjx-container svg')].filter(e => box(e).width && box(e).height).length,
+      errors: document.querySelectorAll('mjx-merror, [data-mjx-error], .mermaid .error-icon').length,
+      diagrams: document.querySelectorAll('.mermaid').length,
+      pictured: [...document.querySelectorAll('.mermaid svg')].filter(e => box(e).height > 20 && e.querySelector('.node')).length,
+      broken: [...document.images].filter(i => !i.naturalWidth).map(i => i.src)}"""
+
+
+@pytest.mark.parametrize('name', [*map(page_of, NOTEBOOKS), *MORE.split()])
+def test_page_in_the_browser(site, browser, name):
+    "No console errors; equations and diagrams are drawn, in light and dark; nothing sticks out on a phone or a screen."
+    for width, theme in ((1400, 'light'), (400, 'dark')):
+        show(browser, f'file://{site}/{name}.html', width, theme)
+        log = browser.get_log('browser')
+        assert not [l['message'] for l in log if l['level'] in ('SEVERE', 'WARNING')]
+        facts = browser.execute_script(FACTS)
+        assert facts['wide'] <= width and not facts['out'], (width, facts)
+        assert facts['drawn'] >= facts['equations'] and not facts['errors'], facts
+        assert facts['pictured'] == facts['diagrams'], facts
+        assert not facts['broken'], facts
+
+
+def test_there_is_something_to_draw(site, browser):
+    "The checks above would pass a site that lost its equations and diagrams."
+    show(browser, f'file://{site}/first_training.html', 1400)
+    assert browser.execute_script(FACTS)['pictured']
+    show(browser, f'file://{site}/learning/losses.html', 1400)
+    assert browser.execute_script(FACTS)['drawn'] >= 10
+
+
+@pytest.mark.parametrize(
+    'query, page',
+    [
+        ('PrioritizedReplay', 'reference/PrioritizedReplay.html'),
+        ('custom sampler', 'memory/samplers.html'),
+        ('buffer', 'memories.html'),
+        ('HER', 'replay/hindsight.html'),
+        ('priorities not changing', 'faq.html'),
+    ],
+)
+def test_search_finds_it(site, browser, query, page):
+    "Without a server."
+    show(browser, f'file://{site}/search.html?q={query}', 1400)
+    script = "return [...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'))"
+    found = WebDriverWait(browser, 30).until(lambda b: b.execute_script(script))
+    assert any(page in link for link in found[:3]), found
