@@ -6,20 +6,12 @@
 __all__ = ['OPTIONS', 'COMMANDS', 'WELCOME', 'main']
 
 # %% ../nbs/cli.ipynb #c71d5832
-import argparse, os, re, signal, sys
+import argparse, os, re, signal, sys, traceback
 from contextlib import contextmanager
 from pathlib import Path
 from . import __version__
 from .steps.errors import EnvError, Explained, did_you_mean
-from fastrl_replay.steps.settings import (
-    SettingsError,
-    about,
-    may_be_device,
-    nearest,
-    recipe_list,
-    sections_in,
-    shipped,
-)
+from .steps.settings import SettingsError, about, nearest, recipe_list, shipped
 
 # %% ../nbs/cli.ipynb #4c19befa
 def _count(text):
@@ -48,7 +40,7 @@ _FLAG = dict(action='store_true')
 OPTIONS = dict(  # of all commands
     env=dict(
         metavar='ID',
-        help="gymnasium's id of the environment, or your own class, my_module:Name; the same as "
+        help="gymnasium's id of the environment, or one of your module, my_module:Name-v0; the same as "
         '--set env=ID',
     ),
     steps=dict(
@@ -94,11 +86,6 @@ OPTIONS = dict(  # of all commands
         help="let all settings in the run's config.json count: modules, paths and clusters, too",
     ),
     tensorboard=dict(_FLAG, help='write for TensorBoard as well'),
-    track=dict(
-        _FLAG,
-        help='log to Weights & Biases as well (extra wandb); WANDB_MODE=offline keeps it here, '
-        'WANDB_PROJECT names the project (default: fastrl_replay)',
-    ),
     workers=dict(_N, help='processes that step environments, in all'),
     shards=dict(_N, help='processes that have a part of the memory each'),
     engine=dict(
@@ -111,14 +98,6 @@ OPTIONS = dict(  # of all commands
 # %% ../nbs/cli.ipynb #33c7526b
 OPTIONS.update(
     plot=dict(metavar='FILE', default='compare.png', help='the picture (compare.png)'),
-    export=dict(
-        type=_directory, metavar='minari[:ID]', help='write all rows as a data set of Minari'
-    ),
-    author=dict(metavar='NAME', help="the data set's author, for Minari"),
-    email=dict(metavar='ADDRESS', help="the author's"),
-    permalink=dict(metavar='URL', help='of the code that made the rows'),
-    algorithm=dict(metavar='NAME', help='that acted'),
-    description=dict(metavar='TEXT', help='of the data set'),
     port=dict(_N, help='of the server (default: one that is free)'),
     open=dict(_FLAG, help='open the page in a browser'),
     html=dict(
@@ -129,14 +108,14 @@ OPTIONS.update(
 # %% ../nbs/cli.ipynb #f0c70031
 COMMANDS = dict(  # what it does, what it is about, options, and what these mean here
     train=(
-        'Train a recipe, or go on with a run; as one of several learners where torchrun has started it',
+        'Train a recipe, or continue a run; as one of several learners if torchrun has started it',
         dict(
             dest='recipe',
             nargs='?',
             metavar='RECIPE',
             help='which; `fastrl-replay recipes` lists them',
         ),
-        'env steps seed out settings set memory data resume trust tensorboard track workers shards engine address',
+        'env steps seed out settings set memory data resume trust tensorboard workers shards engine address',
         {},
     ),
     recipes=(
@@ -163,8 +142,8 @@ COMMANDS = dict(  # what it does, what it is about, options, and what these mean
     memory=(
         'Print what is in a memory on disk, including while another process writes it',
         dict(dest='dir', metavar='DIR', help='where the memory lies'),
-        'html export env author email permalink algorithm description',
-        dict(env='that the rows are of, for Minari (default: what the run that made them says)'),
+        'html',
+        {},
     ),
     watch=(
         'Show on a page how runs go and what memories hold, while they are written',
@@ -176,14 +155,6 @@ COMMANDS = dict(  # what it does, what it is about, options, and what these mean
         ),
         'port open',
         {},
-    ),
-    report=(
-        'Write a page about a run, or about several side by side',
-        dict(dest='dirs', nargs='+', **_DIR, help='of runs, or one with several runs in it'),
-        'html',
-        dict(
-            html='where to (default: report.html in the directory; of several runs in the working directory)'
-        ),
     ),
 )
 
@@ -197,7 +168,7 @@ class _Parser(argparse.ArgumentParser):
             if 'unrecognized' in message
             else ''
         )
-        known = [f'--{name}' for name in (*OPTIONS, 'quick', 'growth', 'help', 'version')]
+        known = [f'--{name}' for name in (*OPTIONS, 'help', 'version')]
         raise SettingsError(
             self.prog, message + did_you_mean(word, known), remedy=f'{self.prog} --help'
         )
@@ -211,7 +182,7 @@ WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinfo
   fastrl-replay recipes cartpole    shows the settings of a recipe, each with a word about it
   fastrl-replay train --help        says how to change them
 
-The other commands: eval DIR, compare RUN RUN …, watch DIR, report DIR, memory DIR.'''
+The other commands: eval DIR, compare RUN RUN …, watch DIR, memory DIR.'''
 
 # %% ../nbs/cli.ipynb #d4b2c931
 def _parser():
@@ -271,7 +242,7 @@ def main(args=None) -> int:  # the exit status
     with _escaping():
         try:
             status = _do(sys.argv[1:] if args is None else args)
-        except (Explained, OSError, ValueError, MemoryError) as e:
+        except (Explained, OSError) as e:
             if isinstance(e, BrokenPipeError):
                 os._exit(0)  # the reader has gone
             print(_said(e), file=sys.stderr)
@@ -285,14 +256,11 @@ def main(args=None) -> int:  # the exit status
 
 # %% ../nbs/cli.ipynb #252111be
 def _said(e):
-    "An error in a line; where an environment failed, the place in its code, too"
+    "An error in a line; if the code of an environment failed, its traceback comes first"
+    if isinstance(e, EnvError) and e.__cause__:
+        traceback.print_exception(e.__cause__)
     text = f'{e.filename}: {e.strerror}' if isinstance(e, OSError) and e.filename else str(e)
-    text = ' '.join(text.split()) or type(e).__name__
-    if not isinstance(e, EnvError) or not e.__cause__:
-        return text
-    from fastrl_replay.app.named_envs import place_of
-
-    return text + place_of(e.__cause__)
+    return ' '.join(text.split()) or type(e).__name__
 
 # %% ../nbs/cli.ipynb #d4979b1a
 def _do(args):
@@ -302,7 +270,6 @@ def _do(args):
     if args[0][:1] != '-':
         nearest('fastrl-replay', 'command', args[0], COMMANDS)
     args = _parser().parse_args(args)
-    _check_device(args)
     if _told(args):
         return 0
     # torch and numba, which it needs, take seconds to import
@@ -311,24 +278,10 @@ def _do(args):
     return RUN[args.command](args) or 0
 
 # %% ../nbs/cli.ipynb #9b839502
-def _check_device(args):
-    "Refuse what is a device on no machine"
-    for word in getattr(args, 'set', ()):
-        key, _, value = (part.strip() for part in word.partition('='))
-        if key == 'device' and value and not may_be_device(value):
-            raise SettingsError(
-                'recipe',
-                "setting 'device'",
-                repr(value),
-                'cpu, cuda, cuda:1, … as torch names them',
-                '--set device=cpu, or device=auto for a GPU if there is one',
-            )
-
-
 def _told(args):
-    "What the library's own settings.ini can tell: its recipes, and that one is not among them"
+    "Print or check what the library's own settings.ini can tell: its recipes, and that one is not among them"
     # there may be others
-    if 'settings' not in vars(args) or args.settings or _file_here():
+    if 'settings' not in vars(args) or args.settings or Path('settings.ini').exists():
         return False
     own = shipped()
     if args.recipe and not getattr(args, 'resume', None):
@@ -339,17 +292,6 @@ def _told(args):
     return True
 
 # %% ../nbs/cli.ipynb #6f455a25
-def _file_here():
-    "Is there a settings.ini in the working directory that says anything else?"
-    path = Path('settings.ini')
-    if not path.is_file():
-        return False
-    try:
-        return sections_in(path) != shipped()
-    except SettingsError:
-        return True  # what reads it says what to do about it
-
-
 def _end_by_signal():
     "In a terminal end as one whom Ctrl-C has ended: bash goes on with a loop after any command that just exits"
     if os.name != 'posix' or sys.stdin is None or not sys.stdin.isatty():

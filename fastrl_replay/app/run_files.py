@@ -84,27 +84,25 @@ def read_config(
 # %% ../../nbs/app/run_files.ipynb #254d11e0
 def run_title(
     recipe: str,  # name of the recipe
-    env: str,  # the environment that was really run
-    wrappers: list,  # around it
-    seed=None,  # seed of the run; None: the title is for several seeds
+    settings: dict,  # of the run
 ) -> str:
-    "How a run is called in lines and pictures"
-    around = f' with {", ".join(wrappers)}' if wrappers else ''
-    title = f'{recipe} on {env}{around}' + ('' if seed is None else f', seed {seed}')
+    "The name of a run in lines and pictures: recipe, environment, wrappers and seed"
+    env = settings.get('env', '?')
+    around = [settings.get(k, 'none') for k in ('wrappers', 'train_wrappers')]
+    around = ', '.join(str(w) for w in around if w != 'none')
+    title = (
+        f'{recipe} on {env}' + f' with {around}' * bool(around) + f', seed {settings.get("seed")}'
+    )
     return ' '.join(title.split())  # a name may have line breaks
 
 # %% ../../nbs/app/run_files.ipynb #f0c70002
 def facts_of(
-    name: str,  # of the recipe
     config: dict,  # config.json
 ) -> dict:  # title, config, recipe: for `run_sample`
     "What a page of a run begins with"
-    env = config.get('env', '?')
-    around = config.get('wrappers') or []
-    around = [str(w) for w in around] if isinstance(around, list) else []
-    known = recipes().get(name)
+    known = recipes().get(config['recipe'])
     return dict(
-        title=run_title(name, str(env), around, config['settings'].get('seed')),
+        title=run_title(config['recipe'], config['settings']),
         config=config,
         recipe=None if known is None else known.settings,
     )

@@ -12,7 +12,7 @@ from .offline import open_memory
 from .recipes import memory_dirs
 from .run_files import facts_of, owns_memory, read_config, read_json, read_metrics
 from ..look.page import page_html
-from ..look.run_sample import is_number, run_sample
+from ..look.run_sample import run_sample
 from ..look.sample import json_text, memory_sample, plain
 from ..look.server import Server
 from ..memory.timeline import Timeline
@@ -77,17 +77,13 @@ def state_of(
     now = now or time.time()
     files = [p for p in (out / 'metrics.jsonl', out / 'config.json') if p.exists()]
     age = now - max((p.stat().st_mtime for p in files), default=now)
-    walls = [0, *(m['wall_s'] for m in lines if is_number(m.get('wall_s')))][-20:]
-    usual = max((b - a for a, b in zip(walls, walls[1:])), default=0)
     step = f'step {lines[-1]["env_steps"]:,}' if lines else 'no metrics so far'
     at_work = None if age < 5 else is_locked(out)
     if at_work is False:
         return 'stopped', f'{step}; to go on: fastrl-replay train --resume {out}'
-    ago = f'{age:.0f} s' if age < 100 else f'{age / 60:.0f} min'
-    if age > max(60, 5 * usual):
-        return 'silent', f'{step}; no new line for {ago}' + ', though its process is there' * bool(
-            at_work
-        )
+    ago = f'{age:.0f} s'
+    if age > 600:
+        return 'silent', f'{step}; no new line for {ago}'
     return 'running', f'{step}, {ago} ago'
 
 # %% ../../nbs/app/watching.ipynb #db42263e
@@ -104,20 +100,17 @@ class WatchedRun:
         self.memories = []
         read_config(path)  # an error if it is no run
 
-    def samples(self, number: int = 0, episodes: dict = None) -> list:
+    def samples(self, number: int = 0) -> list:
         "Return a sample of the run, and those of its memories"
         config = self.read(lambda p: read_config(p.parent), self.out / 'config.json') or {}
         lines = self.read(lambda p: read_metrics(p.parent), self.out / 'metrics.jsonl') or []
         summary = self.read(lambda p: read_json(p, {}), self.out / 'summary.json')
         state, said = state_of(self.out, lines, summary)
-        known = (
-            facts_of(config['recipe'], config) if config else dict(title=str(self.out), config={})
-        )
+        known = facts_of(config) if config else dict(title=str(self.out), config={})
         run = run_sample(
             str(self.out),
             lines=lines,
             summary=summary,
-            episodes=episodes,
             state=state,
             said=said,
             videos=self.videos(number),

@@ -29,7 +29,6 @@ from fastrl_replay.learning.registry import (
     builds,
     network_layers,
     normalised,
-    row_batches,
     scheduled,
 )
 from .losses import double_q_target, masked_values
@@ -239,8 +238,8 @@ class DQNBuilder(Builder):
         net = (conv_net if images else value_net)(observations, actions, hidden, s['dueling'])
         return normalised(s, observations, net)[0].to(s['device'])
 
-    def chain(self, steps, model, s):
-        return row_batches(steps, s).dqn(
+    def learner(self, batches, model, s):
+        return batches.dqn(
             model,
             s['gamma'],
             scheduled(s, 'lr'),

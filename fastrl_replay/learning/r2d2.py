@@ -211,8 +211,8 @@ class R2D2Builder(Builder):
         net = RecurrentNet(observations, actions, sizes[0], s['dueling'])
         return normalised(s, observations, net)[0].to(s['device'])
 
-    def chain(self, steps, model, s):
-        sequences = SequenceReplay(
+    def batches(self, steps, model, s):
+        return SequenceReplay(
             steps,
             bs=s['bs'],
             max_sz=s['max_sz'],
@@ -228,7 +228,9 @@ class R2D2Builder(Builder):
             seed=s['seed'],
             store=s.get('store'),
         )
-        return sequences.r2d2(
+
+    def learner(self, batches, model, s):
+        return batches.r2d2(
             model,
             s['gamma'],
             s['n_step'],

@@ -179,8 +179,12 @@ class Builder:
         "The model that learns, from settings and the spaces of one environment"
         raise NotImplementedError
 
-    def chain(self, steps, model, s):
-        "From a pipe of single steps to the learner, which is the last stage"
+    def batches(self, steps, model, s):
+        "From a pipe of single steps to batches"
+        return row_batches(steps, s)
+
+    def learner(self, batches, model, s):
+        "From batches to the learner, which is the last stage"
         raise NotImplementedError
 
     def policy(self, model, s, episodes):

@@ -34,7 +34,6 @@ from fastrl_replay.learning.registry import (
     network_layers,
     normalised,
     random_first,
-    row_batches,
     scheduled,
 )
 from ..pipe import stage
@@ -256,8 +255,8 @@ class SACBuilder(Builder):
     def greedy(self, model, s):
         return SquashedGaussian(model.actor, model.space, True, seed=0, device=s['device'])
 
-    def chain(self, steps, model, s):
-        return row_batches(steps, s).sac(
+    def learner(self, batches, model, s):
+        return batches.sac(
             model.actor,
             model.critics,
             model.space,

@@ -192,13 +192,12 @@ class TableBuilder(Builder):
     def model(self, s, observations, actions):
         return QTable(observations, actions)
 
-    def chain(self, steps, model, s):
-        how = model, s['gamma'], s['lr']
+    def batches(self, steps, model, s):
         if s['memory'] == 'none':
-            return steps.q_learn(*how)
+            return steps
         if s['learn_new']:
-            steps = Map(steps, _LearnAndPass(QLearner([], *how)))
-        replay = ExperienceReplay(
+            steps = Map(steps, _LearnAndPass(QLearner([], model, s['gamma'], s['lr'])))
+        return ExperienceReplay(
             steps,
             bs=s['bs'],
             max_sz=s['max_sz'],
@@ -206,7 +205,9 @@ class TableBuilder(Builder):
             seed=s['seed'],
             store=s.get('store'),
         )
-        return replay.q_learn(*how)
+
+    def learner(self, batches, model, s):
+        return batches.q_learn(model, s['gamma'], s['lr'])
 
 # %% ../../nbs/learning/tabular.ipynb #80df7677
 class _LearnAndPass:

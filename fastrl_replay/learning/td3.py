@@ -26,7 +26,6 @@ from fastrl_replay.learning.registry import (
     RANDOM_RANGE,
     builds,
     random_first,
-    row_batches,
     scheduled,
 )
 from .sac import SACBuilder, critic_loss
@@ -162,8 +161,8 @@ class TD3Builder(SACBuilder):
     def greedy(self, model, s):
         return GaussianNoise(model.actor, model.space, 0.0, seed=0, device=s['device'])
 
-    def chain(self, steps, model, s):
-        return row_batches(steps, s).td3(
+    def learner(self, batches, model, s):
+        return batches.td3(
             model.actor,
             model.critics,
             model.space,

@@ -1,4 +1,4 @@
-"""Pixels from end to end, attacked: networks for images, stores by name, wrappers for training alone, lives and saved games of Atari, the recipes."""
+"""Pixels from end to end: networks for images, settings, lives and saved games of Atari, the recipes."""
 
 import pickle, subprocess, sys
 from copy import deepcopy
@@ -8,19 +8,17 @@ import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 
 from fastrl_replay.all import *
+from fastrl_replay.app.recipe_settings import recipe, recipes
+from fastrl_replay.app.recipes import Agent, evaluate
+from fastrl_replay.app.runs import resume, start
+from fastrl_replay.cli import main
 from fastrl_replay.envs.atari import EpisodicLife, atari, register_games
 from fastrl_replay.envs.catch import Catch
-from fastrl_replay.cli import main
 from fastrl_replay.envs.envstate import decode, encode
-from fastrl_replay.app.named_envs import STORES, named_env, named_modules, named_store
-from fastrl_replay.learning.networks import ConvLayers, has_images
-from fastrl_replay.app.recipe_settings import recipe, recipes
-from fastrl_replay.app.recipes import Agent, make_env
+from fastrl_replay.learning.networks import ConvLayers
 from fastrl_replay.steps.settings import SettingsError
-from fastrl_replay.app.run_files import read_metrics
-from fastrl_replay.app.runs import reopen, resume, start
 from fastrl_replay.testing import same, through_file
-from test_cli import no_clock, same_runs
+from test_cli import same_runs
 from test_recipes import stop
 
 
@@ -58,36 +56,25 @@ IMAGES = [  # (space, channels that a convolution sees, sides)
     (pixels(84, 84, 3), 3, (84, 84)),
     (pixels(36, 36), 1, (36, 36)),
     (pixels(4, 40, 50, 3), 12, (40, 50)),
-    (pixels(3, 4, 12, 20), 12, (12, 20)),
     (pixels(10, 10, 6, high=1, dtype=bool), 6, (10, 10)),
-    (pixels(1, 3, 3), 1, (3, 3)),
-    (pixels(210, 160, 3), 3, (210, 160)),
     (pixels(5, 5, 5, dtype=np.float32), 5, (5, 5)),
-    (pixels(2, 35, 36), 2, (35, 36)),
-    (pixels(16, 11, 1), 1, (16, 11)),
 ]
 
 
 @pytest.mark.parametrize('space,channels,sides', IMAGES, ids=lambda x: str(x))
-@pytest.mark.parametrize('dueling', [False, True])
-def test_any_image(space, channels, sides, dueling):
+def test_any_image(space, channels, sides):
     "One state or many, in any order and of any leading shape: the same values; gradients reach each weight; copies are alike"
     torch.manual_seed(0)
-    net, states = conv_net(space, spaces.Discrete(3), (7,), dueling), of_space(space, 6)
+    net = conv_net(space, spaces.Discrete(3), (7,), True)
+    states = of_space(space, 6)
     first = net[0].layers[0]
     assert first.in_channels == channels and first(torch.zeros(1, channels, *sides)).shape[-1] >= 1
     q = net(states)
-    assert (
-        q.shape == (6, 3)
-        and q.dtype == torch.float32
-        and isinstance(net[-1], Dueling if dueling else torch.nn.Linear)
-    )
+    assert q.shape == (6, 3) and q.dtype == torch.float32
     torch.testing.assert_close(net(states.reshape(2, 3, *space.shape)), q.reshape(2, 3, 3))
     torch.testing.assert_close(net(states[4]), q[4])
     torch.testing.assert_close(net(states.flip(0)), q.flip(0))
-    assert net(states[:0]).shape == (0, 3) and net(
-        states.reshape(2, 3, *space.shape)[:, :0]
-    ).shape == (2, 0, 3)
+    assert net(states[:0]).shape == (0, 3)
     q.square().sum().backward()
     assert all(p.grad is not None for p in net.parameters())
     for copy in deepcopy(net), pickle.loads(pickle.dumps(net)):
@@ -128,209 +115,54 @@ def test_dqns_network_is_the_papers():
     ]
 
 
-MIXED = spaces.Dict(
-    eye=pixels(2, 12, 12), speed=VECTOR, more=spaces.Tuple([spaces.Discrete(3), pixels(5, 5, 3)])
-)
-
-
-def test_images_among_other_things():
-    "Each part changes the values; a stepper's states and a replay's are taken alike"
-
-    class Both(gym.Env):
-        observation_space, action_space = MIXED, spaces.Discrete(3)
-
-        def reset(self, *, seed=None, options=None):
-            super().reset(seed=seed)
-            return self.observation_space.sample(), {}
-
-        def step(self, action):
-            return (
-                self.observation_space.sample(),
-                1.0,
-                bool(self.np_random.random() < 0.2),
-                False,
-                {},
-            )
-
-    torch.manual_seed(0)
-    net = conv_net(MIXED, spaces.Discrete(3), (8,))
-    pipe = GymStepper([Both] * 3, EpsGreedy(net, 0.5, 0), seed=0).experience_replay(
-        bs=4, max_sz=50, seed=0
-    )
-    batch = next(iter(pipe))
-    q, state = net(batch.state), batch.state
-    assert q.shape == (4, 3)
-    for k in 'eye', 'speed':
-        assert not torch.equal(net({**state, k: state[k].flip(0) + 1}), q)
-    assert not torch.equal(net({**state, 'more': (state['more'][0], 255 - state['more'][1])}), q)
-    assert 'loss' in next(iter(pipe.dqn(net)))
-
-
 def error(f, *args, kind=ValueError, **kwargs):
     with pytest.raises(kind) as e:
         f(*args, **kwargs)
     return str(e.value)
 
 
-@pytest.mark.parametrize('space', [*(s for s, *_ in IMAGES), MIXED], ids=str)
-def test_networks_name_each_other(space):
-    "Who wants numbers refuses images and names conv_net, and the other way round; nested ones too"
-    assert has_images(space)
-    said = error(value_net, space, TWO)
-    assert (
-        said.startswith('value_net: the observation space has images; got')
-        and 'conv_net' in said
-        and 'network = conv' in said
-    )
+def test_networks_name_each_other():
+    "Who wants numbers refuses images and names conv_net, and the other way round"
+    for space in pixels(4, 84, 84), spaces.Dict(eye=pixels(2, 12, 12), speed=VECTOR):
+        assert 'network = conv' in error(value_net, space, TWO)
+    for space in VECTOR, pixels(128), spaces.Discrete(4), spaces.MultiBinary([4, 84, 84]):
+        assert error(conv_net, space, TWO).endswith('Remedy: value_net')
 
 
-@pytest.mark.parametrize(
-    'space',
-    [
-        VECTOR,
-        pixels(128),
-        pixels(4, 128),
-        pixels(10, 10, dtype=np.float32),
-        spaces.Discrete(4),
-        spaces.Dict(a=VECTOR, b=pixels(9)),
-        spaces.MultiBinary([4, 84, 84]),
-    ],
-    ids=str,
-)
-def test_no_image(space):
-    "Vectors, stacks of vectors, memories of a console: numbers, for value_net"
-    said = error(conv_net, space, TWO)
-    assert said.startswith('conv_net: the observation space has no images; got') and said.endswith(
-        'Remedy: value_net'
-    )
-    assert value_net(space, TWO, (4,))
-
-
-@pytest.mark.parametrize(
-    'shape,said',
-    [((2, 2, 84), '2 × 84 pixels'), ((3, 2, 9), '2 × 9 pixels'), ((84, 2, 1), '84 × 2 pixels')],
-)
-def test_images_that_are_too_small(shape, said):
-    assert said in error(conv_net, pixels(*shape), TWO)
-
-
-def test_states_of_another_shape_are_refused():
+def test_images_of_another_shape_or_too_small_are_refused():
     net = conv_net(pixels(4, 36, 36), TWO)
-    for shape in (2, 3, 36, 36), (36, 36), (2, 36, 36, 4), (4 * 36 * 36,):
+    for shape in (2, 3, 36, 36), (36, 36):
         assert f'got shape {list(shape)}; expected [..., 4, 36, 36]' in error(
             net, torch.zeros(shape)
         )
+    assert '2 × 84 pixels' in error(conv_net, pixels(2, 2, 84), TWO)
     assert 'the action space' in error(conv_net, pixels(4, 36, 36), VECTOR, kind=TypeError)
     assert 'a Box of images' in error(ConvLayers, VECTOR, kind=TypeError)
 
 
-@pytest.mark.parametrize('dueling', [False, True])
-def test_recurrent_networks_see_images(dueling):
-    "In a chain of sequences of pictures, as R2D2 learns them"
-    torch.manual_seed(0)
-    net = RecurrentNet(pixels(1, 12, 12), spaces.Discrete(3), 8, dueling)
-    env = lambda: gym.wrappers.FrameStackObservation(Catch(size=6, scale=2), 1)
-    pipe = (
-        GymStepper([env] * 2, EpsGreedy(net, 0.3, 0), seed=0)
-        .sequence_replay(bs=2, max_sz=200, length=6, burn_in=2, overlap=2, seed=0, store=Frames(1))
-        .r2d2(net, n=2, lr=1e-3)
-    )
-    before = net.encoder[0].layers[0].weight.clone()
-    records = list(islice(pipe, 5))
-    assert all(np.isfinite(list(r.values())).all() for r in records) and not torch.equal(
-        before, net.encoder[0].layers[0].weight
-    )
-
-
 # ---- settings ----
 
-CATCH = dict(env='fastrl_replay/Catch-v0(size=6, scale=2)', observe='all')
+CATCH = dict(env='fastrl_replay/Catch-v0(size=6, scale=2)', wrappers='none')
 
 
 @pytest.mark.parametrize(
     'name,changes,said',
     [
-        (
-            'catch',
-            dict(network='con 512'),
-            "setting 'network'; got 'con 512'; expected whole numbers",
-        ),
-        ('catch', dict(network='conv 0'), "got 'conv 0'"),
-        ('catch', dict(network='conv -3'), "got 'conv -3'"),
-        ('catch', dict(network='conv conv'), "'conv conv'"),
-        ('cartpole', dict(network='big'), "got 'big'"),
-        ('cartpole', dict(network='conv 8'), 'conv_net: the observation space has no images'),
+        ('catch', dict(network='con 512'), "setting 'network'; got 'con 512'"),
         ('catch', dict(network='8 8'), 'value_net: the observation space has images'),
-        ('catch', dict(network='0'), "setting 'network'"),
-        (
-            'cartpole-r2d2',
-            dict(network='conv 8'),
-            "setting 'network'; got conv 8; expected 8, for observations in Box",
-        ),
+        ('cartpole', dict(network='conv 8'), 'conv_net: the observation space has no images'),
         ('cartpole-r2d2', dict(network='8', **CATCH), "setting 'network'; got 8; expected conv 8"),
-        ('cartpole-r2d2', dict(network='conv 8 8', **CATCH), 'one size, of the LSTM'),
-        ('catch', dict(observe='0 2'), "setting 'observe'"),
-        (
-            'catch',
-            dict(learner='table', memory='uniform', learn_new='yes'),
-            "no setting 'learn_new'",
-        ),
-        (
-            'catch',
-            dict(store='Frame(2)'),
-            "there is no store 'Frame(2)' (did you mean 'Frames'?); expected one of Rows, Frames",
-        ),
-        ('catch', dict(store='frames(2)'), "did you mean 'Frames'"),
-        (
-            'catch',
-            dict(store='Frames(stakc=2)'),
-            "unexpected keyword argument 'stakc' (did you mean 'stack'?)",
-        ),
-        ('catch', dict(store='Frames(2'), ') is missing'),
-        ('catch', dict(store='Rows(4)'), "setting 'store': Rows(4)"),
-        ('catch', dict(store='Rows(), Frames(2)'), 'one store'),
-        ('catch', dict(store=''), 'one store'),
+        ('catch', dict(store='Frame(2)'), "no store 'Frame(2)' (did you mean 'Frames'?)"),
+        ('catch', dict(store='Frames(stakc=2)'), "unexpected keyword argument 'stakc'"),
+        ('catch', dict(store='Frames(2'), "setting 'store'"),
+        ('catch', dict(store='Rows(mine)'), 'says where rows are stored'),
         ('catch', dict(store='os:system(1)'), "there is no store 'os:system(1)'"),
         ('catch', dict(store='Frames(stack=0)'), 'Frames: stack; got 0'),
-        ('catch', dict(store='Frames(2, compress=rar)'), "Frames(2, compress=rar) can't be made"),
-        ('catch', dict(store='2'), "setting 'store'; got 2; expected a word"),
         ('catch', dict(eval_eps='1.5'), "setting 'eval_eps'; got 1.5; expected from 0 to 1"),
-        (
-            'catch',
-            dict(train_wrappers='ClipRewrd(-1, 1)'),
-            "setting 'train_wrappers': gymnasium.wrappers has no 'ClipRewrd' (did you mean 'ClipReward'?)",
-        ),
-        (
-            'catch',
-            dict(train_wrappers='FrameStackObservation(3)'),
-            "setting 'train_wrappers': another observation space",
-        ),
-        (
-            'catch',
-            dict(train_wrappers='EpisodicLife(3)'),
-            "setting 'train_wrappers': EpisodicLife(3): too many positional arguments; expected EpisodicLife()",
-        ),
         ('catch', dict(wrappers='atari'), "expected one of Atari's games"),
-        ('catch', dict(wrappers='atary'), "did you mean 'atari'"),
         ('pong', dict(env='ALE/Pong-v5'), 'frameskip of the environment; got 4; expected 1'),
-        (
-            'pong',
-            dict(env='ALE/Pon-v5(frameskip=1)'),
-            "no environment 'ALE/Pon-v5' (did you mean 'ALE/Pong-v5'?)",
-        ),
-        (
-            'pong',
-            dict(wrappers='atari(stak=4)'),
-            "'stak' (did you mean 'stack'?); expected atari(noops, skip, size, stack, sticky)",
-        ),
+        ('pong', dict(env='ALE/Pon-v5(frameskip=1)'), "(did you mean 'ALE/Pong-v5'?)"),
         ('pong', dict(wrappers='atari(noops=-1)'), 'atari: noops; got -1'),
-        ('pong', dict(wrappers='atari(size=x)'), 'atari: size'),
-        ('pong', dict(wrappers='atari(sticky=1.5)'), 'atari: sticky; got 1.5'),
-        (
-            'pong',
-            dict(env='fastrl_replay/Catch-v0(size=2)'),
-            'Catch: size; got 2; expected a whole number, at least 5',
-        ),
     ],
 )
 def test_settings_that_cant_be_built(name, changes, said):
@@ -340,101 +172,20 @@ def test_settings_that_cant_be_built(name, changes, said):
 
 
 def test_each_builder_uses_the_store():
-    "All recipes, whatever they learn with; one that is not named is the default"
-    for name in recipes():
-        if recipe(name).settings['memory'] == 'none' or recipe(name).settings['shards']:
-            continue  # none here
-        agent = Agent(recipe(name, max_sz=1_000, store='Rows()').settings)
-        assert repr(agent.memory.store) == 'Rows()', name
-    assert (
-        repr(Agent(recipe('pong').settings).memory.store) == "Frames(4, compress='lz4')"
-        and {'Rows', 'Frames'} <= STORES.keys()
-    )
-    old = {
-        k: v
-        for k, v in recipe('cartpole').settings.items()
-        if k not in ('store', 'train_wrappers', 'eval_eps')
-    }  # as runs were saved before
-    assert repr(Agent(old).memory.store) == 'Rows()'
-    assert repr(named_store('Frames(compress=zstd, stack=3)')) == repr(Frames(3, 'zstd'))
+    "All recipes, whatever they learn with"
+    for name, r in recipes().items():
+        if r.settings['memory'] != 'none' and not r.settings['shards']:
+            agent = Agent(recipe(name, max_sz=1_000, store='Rows()').settings)
+            assert repr(agent.memory.store) == 'Rows()', name
+    pong = Agent(recipe('pong').settings)
+    assert repr(pong.memory.store) == "Frames(4, compress='lz4')"
 
 
-@pytest.mark.parametrize('store', ['Frames(2)', 'Frames(2, compress=lz4)'])
-def test_what_is_learned_doesnt_depend_on_the_store(store):
+def test_what_is_learned_doesnt_depend_on_the_store():
     "The same records to the last digit"
-    whole, frames = (Agent(recipe('catch', **TINY, store=s).settings) for s in ('Rows()', store))
+    stores = 'Rows()', 'Frames(2, compress=lz4)'
+    whole, frames = (Agent(recipe('catch', **TINY, store=s).settings) for s in stores)
     assert list(whole.pipe) == list(frames.pipe) and whole.pipe.updates > 20
-
-
-# ---- wrappers ----
-
-MINE = '''
-from __future__ import annotations
-import gymnasium as gym
-from gymnasium.wrappers import TimeLimit
-from os import system
-def framed(env, n=2)->gym.Env: return gym.wrappers.FrameStackObservation(env, n)
-def limited(env)->TimeLimit: return TimeLimit(env, 3)
-def silent(env, n=2): return env
-def wrong(env)->gym.Env: return 7
-def lost(env)->Nowhere: return env
-def number(env)->int: return 7
-borrowed = gym.make
-'''
-
-
-@pytest.fixture
-def mine(tmp_path, monkeypatch):
-    "A module of the user's, in the working directory"
-    (tmp_path / 'my_frames.py').write_text(MINE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, 'path', [*sys.path])
-    yield 'my_frames'
-    sys.modules.pop('my_frames', None)
-
-
-def test_functions_as_wrappers(mine):
-    "Those of the module that say that they make an environment, in order, with arguments"
-    env = named_env('CartPole-v1', f'{mine}:framed(n=3), {mine}:limited')
-    assert env.observation_space.shape == (3, 4) and isinstance(env, gym.wrappers.TimeLimit)
-    for name in (
-        'silent',
-        'lost',
-        'number',
-        'system',
-        'borrowed',
-        'gym',
-    ):  # not annotated, of names that aren't there, of others
-        said = error(named_env, 'CartPole-v1', f'{mine}:{name}', kind=SettingsError)
-        assert f'there is no wrapper {name!r}' in said and 'annotated ->gym.Env' in said
-    assert 'makes no environment; got 7' in error(
-        named_env, 'CartPole-v1', f'{mine}:wrong', kind=SettingsError
-    )
-    assert "(did you mean 'framed'?)" in error(
-        named_env, 'CartPole-v1', f'{mine}:framd', kind=SettingsError
-    )
-    for text in (
-        'os:system(date)',
-        'subprocess:run(date)',
-        'builtins:exec(x)',
-        'gymnasium:make(CartPole-v1)',
-    ):
-        assert 'there is no wrapper' in error(named_env, 'CartPole-v1', text, kind=SettingsError)
-
-
-def test_modules_of_training_wrappers_want_trust(mine, tmp_path):
-    "As those of wrappers do: a config.json is somebody's"
-    run = start(
-        recipe('cartpole', **{**TINY, 'network': 8}, train_wrappers=f'{mine}:limited'),
-        tmp_path / 'r',
-    )
-    assert stop(run, 150) and run.agent.journal.returns[0] == 3.0
-    del sys.modules[mine]
-    assert f'--set train_wrappers={mine}:limited' in error(
-        resume, tmp_path / 'r', kind=SettingsError
-    )
-    resume(tmp_path / 'r', trust=True).train()
-    assert named_modules('a:b', 'c:d', 'e:f(g:h)') == ['a', 'c', 'e', 'g']
 
 
 # ---- a scripted emulator ----
@@ -568,17 +319,10 @@ def test_rows_of_lives_follow_each_other():
     "In a stepper, a life begins with the picture in which the last one ended, and rows count episodes"
     env = gym.wrappers.ClipReward(EpisodicLife(atari(Scripted(), noops=0)), -1, 1)
     rows = Steps.cat(list(islice(GymStepper(env, seed=0), 15)))
-    assert rows.episode_n.tolist() == [1] * 5 + [2] * 5 + [
-        3
-    ] * 5 and rows.terminated.nonzero().flatten().tolist() == [4, 9, 14]
-    assert (
-        rows.reward.tolist() == [1.0] * 15 and rows.total_reward[[4, 9, 14]].tolist() == [5.0] * 3
-    )
-    assert (
-        torch.equal(rows.next_state[4], rows.state[5])
-        and rows.state[5].any()
-        and not rows.state[0].any()
-    )
+    assert rows.episode_n.tolist() == [1] * 5 + [2] * 5 + [3] * 5
+    assert rows.terminated.nonzero().flatten().tolist() == [4, 9, 14]
+    assert rows.reward.tolist() == [1.0] * 15
+    assert torch.equal(rows.next_state[4], rows.state[5]) and rows.state[5].any()
 
 
 def test_evaluations_count_whole_games():
@@ -586,14 +330,7 @@ def test_evaluations_count_whole_games():
     agent = Agent(recipe('pong', **SCRIPTED).settings)
     next(iter(agent.pipe))
     assert set(agent.journal.returns) == {5.0} and evaluate(agent, 3).tolist() == [180.0] * 3
-    assert agent.wrappers == ['atari(noops=0, size=20)', 'EpisodicLife', 'ClipReward(-1, 1)']
-    greedy = agent.greedy()
-    assert greedy.eps == 0.001 and Agent(recipe('cartpole').settings).greedy().eps == 0
-    for training, kind in (
-        (True, gym.wrappers.ClipReward),
-        (False, gym.wrappers.FrameStackObservation),
-    ):
-        assert type(make_env(agent.settings, training)) is kind
+    assert agent.greedy().eps == 0.001
 
 
 @pytest.mark.filterwarnings('ignore:.*could not be saved')
@@ -624,33 +361,14 @@ def game(name='Breakout', late=0, **kwargs):
     )
 
 
-def test_breakouts_five_lives():
-    "Played at random: five episodes, while the emulator counts pictures of one game"
-    env = EpisodicLife(game())
-    env.action_space.seed(0)
-    frames, lives = [], []
-    for i in range(6):
-        _, info = env.reset(seed=3) if i == 0 else env.reset()
-        lives.append(info['lives'])
-        over = False
-        while not over:
-            _, _, terminated, truncated, info = env.step(env.action_space.sample())
-            over = terminated or truncated
-        frames.append(info['episode_frame_number'])
-    assert (
-        lives == [5, 4, 3, 2, 1, 5] and frames[:5] == sorted(frames[:5]) and frames[5] < frames[4]
-    )
-
-
-@pytest.mark.parametrize('name', ['Pong', pytest.param('Breakout', marks=pytest.mark.slow)])
-def test_saved_games_go_on_exactly(name):
+def test_saved_games_go_on_exactly():
     "Between lives, in the middle of one, and after a game is over; late actions are drawn alike"
-    a, b = (EpisodicLife(game(name)) for _ in 'ab')
+    a, b = (EpisodicLife(game()) for _ in 'ab')
     a.action_space.seed(1)
     a.reset(seed=5)
-    for t in range(400):
+    for t in range(250):
         if t % 57 == 0:
-            b = EpisodicLife(game(name))
+            b = EpisodicLife(game())
             decode(through_file(encode(a)), b)
         action = a.action_space.sample()
         x, y = a.step(action), b.step(action)
@@ -667,44 +385,6 @@ def test_games_that_make_actions_late_themselves_arent_saved():
         stepper = GymStepper(game(late=late), seed=0)
         next(iter(stepper))
         assert stepper.saves_exactly() is saves
-
-
-def test_damaged_games():
-    "An error of ours, for whatever was cut or put in its place"
-    stepper = GymStepper(game(), seed=0)
-    next(iter(stepper))
-    state = through_file(stepper.state_dict())
-
-    def games(x):
-        if isinstance(x, (list, tuple)):
-            x = dict(enumerate(x))
-        if not isinstance(x, dict):
-            return []
-        return [x] * (x.get('kind') == 'game') + [g for v in x.values() for g in games(v)]
-
-    there = games(state)
-    assert there
-    saved = there[0]['bytes']
-    for wrong in torch.zeros(0, dtype=torch.uint8), saved[:50], torch.zeros(9), 'no bytes', None:
-        there[0]['bytes'] = wrong
-
-        def go_on():
-            other = GymStepper(game(), seed=0)
-            other.load_state_dict(state)
-            next(iter(other))
-
-        assert 'GymStepper' in error(go_on)
-    there[0]['bytes'] = saved
-    stepper.load_state_dict(state)
-    next(iter(stepper))
-
-
-def _clipped(r):
-    return max(-1.0, min(1.0, r))
-
-
-def _scaled(r):
-    return r / 10
 
 
 @pytest.mark.parametrize(
@@ -765,124 +445,41 @@ def test_catch_is_an_environment(kwargs):
     assert len(rewards) == env.fruits and set(rewards) <= {1.0, -1.0}
 
 
-@pytest.mark.parametrize(
-    'kwargs',
-    [
-        dict(size=4),
-        dict(scale=0),
-        dict(fruits=0),
-        dict(speed=0),
-        dict(size=6, speed=6),
-        dict(size='x'),
-    ],
-)
+@pytest.mark.parametrize('kwargs', [dict(size=4), dict(fruits=0), dict(size=6, speed=6)])
 def test_no_such_catch(kwargs):
     assert 'Catch: ' in error(Catch, **kwargs)
-
-
-def test_every_fruit_can_be_caught():
-    "By who knows where it lands"
-    env = Catch(fruits=50)
-    env.reset(seed=0)
-    total, over = 0.0, False
-    while not over:
-        twin = deepcopy(env)
-        while twin.y < twin.size - 1:
-            twin._fall()
-        _, reward, over, _, _ = env.step(
-            1 + np.sign((twin.x if env.y < env.size - 1 else env.size // 2) - env.paddle)
-        )
-        total += reward
-    assert total == 50
 
 
 # ---- recipes ----
 
 SMALL = {**TINY, 'max_sz': 500, 'threads': 1}
-GAMES = dict(
-    catch={},
-    pong=dict(wrappers='atari(size=20)', eval_every=1_000),
-    breakout=dict(wrappers='atari(size=20)', eval_every=1_000),
-)
-
-
-@pytest.fixture
-def short_games(monkeypatch):
-    "Evaluations of a few steps: whole games of Atari take a minute"
-    monkeypatch.setattr(
-        'fastrl_replay.learning.evaluation.islice', lambda it, n: islice(it, min(n, 130))
-    )
 
 
 @pytest.mark.filterwarnings('ignore:.*episodes were left')
-@pytest.mark.parametrize(
-    'name,store',
-    [
-        ('catch', 'Rows()'),
-        ('catch', 'Frames(2)'),
-        *(
-            pytest.param(name, store, marks=pytest.mark.slow)
-            for name, store in [
-                ('pong', 'Frames(4, compress=lz4)'),
-                ('pong', 'Rows()'),
-                ('breakout', 'Frames(4)'),
-            ]
-        ),
-    ],
-)
-def test_a_resumed_run_is_the_run(name, store, tmp_path, short_games):
+@pytest.mark.parametrize('name', ['catch', pytest.param('pong', marks=pytest.mark.slow)])
+def test_a_resumed_run_is_the_run(name, tmp_path, monkeypatch):
     "From end to end in small: stopped in the middle of an episode and resumed, the same to the last bit"
-
-    def begin(out):
-        return start(recipe(name, **{**SMALL, **GAMES[name], 'store': store}), out)
-
-    summary = begin(tmp_path / 'whole').train()
-    assert summary['env_steps'] == 300 and summary['updates'] > 20 and summary['recipe'] == name
-    at = stop(begin(tmp_path / 'parts'), 170)
-    assert at < 180
-    resume(tmp_path / 'parts').train()
-    if store == 'Rows()':
-        assert same_runs(tmp_path / 'whole', tmp_path / 'parts')
-    whole, parts = (
-        reopen(tmp_path / d) for d in ('whole', 'parts')
-    )  # a frame may be kept twice after a resume: the rows are the same
-    rows = [(m := run.agent.memory.memory).take(m.keys) for run in (whole, parts)]
-    assert rows[0] == rows[1] and no_clock(read_metrics(whole.out)) == no_clock(
-        read_metrics(parts.out)
+    monkeypatch.setattr(  # whole games of Atari take a minute
+        'fastrl_replay.learning.evaluation.islice', lambda it, n: islice(it, min(n, 130))
     )
-    assert same(whole.agent.model.state_dict(), parts.agent.model.state_dict())
-
-
-@pytest.mark.parametrize('name', ['catch', 'pong', 'breakout'])
-def test_a_word_about_each_setting(name, capsys):
-    "What the command prints has a comment on each line; lines can be put into a file as they are"
-    assert main(['recipes', name]) == 0
-    lines = capsys.readouterr().out.strip().splitlines()
-    assert len(lines) > 30 and all(line.partition('#')[2].strip() for line in lines), [
-        l for l in lines if '#' not in l
-    ]
+    changes = dict(SMALL, store='Rows()')
+    if name == 'pong':
+        changes |= dict(wrappers='atari(size=20)', eval_every=1_000)
+    summary = start(recipe(name, **changes), tmp_path / 'whole').train()
+    assert summary['env_steps'] == 300 and summary['updates'] > 20
+    assert stop(start(recipe(name, **changes), tmp_path / 'parts'), 170) < 180
+    resume(tmp_path / 'parts').train()
+    assert same_runs(tmp_path / 'whole', tmp_path / 'parts')
 
 
 def test_recurrent_from_pixels(tmp_path):
     "The recipe of another learner, on the small game"
-    run = start(
-        recipe(
-            'cartpole-r2d2',
-            **{**TINY, 'envs': 2, 'length': 8, 'burn_in': 2, 'overlap': 4},
-            **CATCH,
-            wrappers='FrameStackObservation(1)',
-            store='Frames(1)',
-        ),
-        tmp_path / 'r',
-    )
-    assert run.train()['updates'] > 5
+    small = {**TINY, 'envs': 2, 'length': 8, 'burn_in': 2, 'overlap': 4}
+    more = {**CATCH, 'wrappers': 'FrameStackObservation(1)', 'store': 'Frames(1)'}
+    assert start(recipe('cartpole-r2d2', **small, **more), tmp_path / 'r').train()['updates'] > 5
 
 
 @pytest.mark.slow
 def test_catch_learns(tmp_path):
-    "Solved, in a minute or two; with one picture at a time it is not"
+    "Solved, in a minute or two"
     assert start(recipe('catch'), tmp_path / 'r').train()['final_return'] >= 9
-    blind = start(
-        recipe('catch', wrappers='FrameStackObservation(1)', store='Frames(1)'), tmp_path / 'blind'
-    ).train()
-    assert blind['solved_at_step'] is None and blind['final_return'] < 7

@@ -5,14 +5,14 @@ import errno, json, os, shutil, signal, sys
 import numpy as np, pytest, torch
 
 from fastrl_replay.app import commands
-from fastrl_replay.cli import main
-from fastrl_replay.app.named_envs import named_modules
-from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.named_envs import reaches_outside
+from fastrl_replay.app.recipe_settings import recipes
 from fastrl_replay.app.recipes import check_saved
-from fastrl_replay.steps.settings import SettingsError
+from fastrl_replay.app.runs import Silent, lock_dir, outside, reopen, resume
 from fastrl_replay.app.saved_policies import load_checkpoint
-from fastrl_replay.app.runs import Silent, lock_dir, reopen, resume
-from test_cli import command, same_runs
+from fastrl_replay.cli import main
+from fastrl_replay.steps.settings import SettingsError
+from test_cli import same_runs
 from test_recipes import SET, Killed, says, stop, tiny
 
 
@@ -28,21 +28,17 @@ def files(out):
 # ---- two processes in one directory ----
 
 
-@pytest.mark.parametrize('line', ['train --resume', 'train cartpole --seed 5 --out'])
-def test_a_second_process_is_refused_and_changes_nothing(line, tmp_path, capsys):
+def test_a_second_process_is_refused_and_changes_nothing(tmp_path, capsys):
     "While the first one trains: its metrics, config and what it is writing stay, and it ends as if nothing had been"
-    run, seen = tiny(tmp_path / 'r'), []
+    run = tiny(tmp_path / 'r')
+    seen = []
 
     class Second(Silent):
-        def report(self, l):
+        def report(self, line):
             half = tmp_path / f'r/.checkpoint.pt.{os.getppid()}'  # of a process that lives
             half.write_bytes(b'half')
             before = files(tmp_path / 'r')
-            (tmp_path / 'r/checkpoint.pt').rename(
-                tmp_path / 'away'
-            ) if '--out' in line else None  # as before its first one
-            seen.append(says(capsys, *line.split(), tmp_path / 'r'))
-            (tmp_path / 'away').rename(tmp_path / 'r/checkpoint.pt') if '--out' in line else None
+            seen.append(says(capsys, 'train', '--resume', tmp_path / 'r'))
             assert files(tmp_path / 'r') == before
             half.unlink()
 
@@ -52,10 +48,8 @@ def test_a_second_process_is_refused_and_changes_nothing(line, tmp_path, capsys)
 def test_the_lock_is_kept_from_the_beginning_and_given_back(tmp_path):
     "Between `start` and `train` too; a run that is forgotten, or couldn't begin, keeps none"
     run = tiny(tmp_path / 'r')
-    for second in (lambda: tiny(tmp_path / 'r', seed=5)), (lambda: resume(tmp_path / 'r')):
-        with pytest.raises(SettingsError, match='another process'):
-            second()
-    assert json.loads((tmp_path / 'r/config.json').read_text())['settings']['seed'] == 0
+    with pytest.raises(SettingsError, match='another process'):
+        tiny(tmp_path / 'r', seed=5)
     stop(run, 150)
     with lock_dir(tmp_path / 'r'):
         pass
@@ -82,40 +76,25 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
 def test_only_stale_files_of_ours_are_deleted(tmp_path):
     "Those of other programs, of living processes and of other names stay"
     stop(tiny(tmp_path / 'r'), 150)
-    stay = [
-        '.env.1',
-        '.env.999999999',
-        '.checkpoint.pt.bak.999999999',
-        f'.checkpoint.pt.{os.getppid()}',
-        '.metrics.jsonl.1x',
-        '.notes.txt.999999999',
-    ]
-    gone = [
-        '.checkpoint.pt.999999999',
-        f'.metrics.jsonl.{os.getpid()}',
-        '.summary.json.99999999999999999999999',
-    ]
+    stay = ['.env.999999999', f'.checkpoint.pt.{os.getppid()}', '.notes.txt.999999999']
+    gone = ['.checkpoint.pt.999999999', f'.metrics.jsonl.{os.getpid()}']
     for name in stay + gone:
         (tmp_path / 'r' / name).write_text('x')
     resume(tmp_path / 'r')
     assert sorted(p.name for p in (tmp_path / 'r').glob('.*')) == sorted(stay)
 
 
-class KilledAt(Silent):
-    def __init__(self, run, step):
-        self.run, self.step = run, step
-
-    def tick(self, rows):
-        if self.run.agent.journal.steps == self.step:
-            raise Killed
-
-
-@pytest.mark.parametrize('step', [1, 70])
-def test_a_run_killed_before_it_was_due_to_save_can_be_resumed(step, whole, tmp_path):
+def test_a_run_killed_before_it_was_due_to_save_can_be_resumed(whole, tmp_path):
     "There is a checkpoint from the start, and it goes on to the same end"
     run = tiny(tmp_path / 'r')
+
+    class KilledAt(Silent):
+        def tick(self, rows):
+            if run.agent.journal.steps == 70:
+                raise Killed
+
     with pytest.raises(Killed):
-        run.train(KilledAt(run, step))
+        run.train(KilledAt())
     resume(tmp_path / 'r').train()
     assert same_runs(whole, tmp_path / 'r')
 
@@ -163,159 +142,75 @@ def test_nohup_is_heeded(tmp_path, monkeypatch):
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.slow  # smaller: `test_signals_save_and_say_which_it_was`
-def test_a_terminal_that_is_closed(hangups, tmp_path):
-    "Status 129, though nothing can be printed any more, and a checkpoint of where it stood"
-    import pty, select
-
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.execv(
-            sys.executable,
-            command(
-                'train',
-                'cartpole',
-                '--out',
-                tmp_path / 'r',
-                '--set',
-                'network=16',
-                'report_every=200',
-            ),
-        )
-    while not (tmp_path / 'r/metrics.jsonl').exists():
-        if select.select([fd], [], [], 0.1)[0]:
-            os.read(fd, 4096)
-    os.close(fd)
-    assert (
-        os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129 and resume(tmp_path / 'r').saved > 0
-    )
-
-
 # ---- damaged files ----
 
 
 def test_no_flipped_bit_is_loaded(whole, tmp_path):
     "Anywhere in a checkpoint: one line that names it; torch reads it as any other file"
-    data, path, rng = (
-        (whole / 'checkpoint.pt').read_bytes(),
-        tmp_path / 'c.pt',
-        np.random.default_rng(0),
-    )
+    data = (whole / 'checkpoint.pt').read_bytes()
+    path = tmp_path / 'c.pt'
     torch.load(whole / 'checkpoint.pt', weights_only=True)
-    for at in [
-        *rng.integers(0, len(data) * 8, 60),
-        *range(len(data) * 8 - 8 * 110, len(data) * 8, 37),
-    ]:
+    last = range(len(data) * 8 - 8 * 110, len(data) * 8, 37)
+    for at in [*np.random.default_rng(0).integers(0, len(data) * 8, 40), *last]:
         bad = bytearray(data)
         bad[at // 8] ^= 1 << at % 8
         path.write_bytes(bad)
         with pytest.raises(SettingsError, match="c.pt can't be read as a checkpoint"):
             load_checkpoint(path)
-    path.write_bytes(data)
-    assert load_checkpoint(path)
 
 
-def make(path, kind):
-    path.unlink(missing_ok=True)
-    if kind == 'FIFO':
-        os.mkfifo(path)
-    elif kind == 'directory':
-        path.mkdir()
-    elif kind == 'device':
-        path.symlink_to('/dev/zero')
-    else:
-        path.write_bytes(kind)
-
-
-DEEP, DIGITS = b'[' * 100_000, b'9' * 5_000
-NONE = (
-    'FIFO',
-    'directory',
-    'device',
-    b'\xff\xfe\x00',
-    b'\x00',
-    b'[1, 2]',
-    b'"text"',
-    b'5',
-    DEEP,
-    b'{"a": ' + DIGITS + b'}',
-)
+DEEP = b'[' * 100_000
+DIGITS = b'{"a": ' + b'9' * 5_000 + b'}'
 BROKEN = [
-    *(
-        ('checkpoint.pt', kind)
-        for kind in (
-            'FIFO',
-            'directory',
-            'device',
-            b'',
-            b'\x00',
-            b'PK\x03\x04',
-            b'PK\x05\x06' + bytes(18),
-        )
-    ),
+    *(('checkpoint.pt', kind) for kind in (b'', b'PK\x03\x04', b'PK\x05\x06' + bytes(18))),
     *(
         ('config.json', kind)
         for kind in (
-            *NONE,
+            b'\xff\xfe\x00',
+            b'[1, 2]',
+            DEEP,
+            DIGITS,
             b'',
-            b'{}',
-            b'{"recipe": "cartpole", "set',
             b'{"recipe": "cartpole"}',
             b'{"recipe": 5, "settings": {}}',
             b'{"recipe": "cartpole", "settings": {"learner": "dqn"}}',
-            b'{"recipe": "cartpole", "settings": 5}',
         )
     ),
     *(
-        ('metrics.jsonl', kind + b'\n' if isinstance(kind, bytes) else kind)
-        for kind in NONE
-        if kind != b'\x00'
+        ('metrics.jsonl', kind + b'\n')
+        for kind in (b'[1, 2]', DEEP, DIGITS, b'{"env_steps": 1e999}')
     ),
-    ('metrics.jsonl', b'{"env_steps": "x"}\n'),
-    ('metrics.jsonl', b'{"env_steps": 1e999}\n'),
 ]
 
 
-@pytest.mark.parametrize('name,kind', BROKEN, ids=lambda x: repr(x)[:24])
-def test_a_broken_file_is_one_line_that_names_it(name, kind, copy, capsys):
-    "For --resume and eval, and nothing is changed"
-    make(copy / name, kind)
-    lines = [
-        ['train', '--resume', copy, '--steps', 400],
-        *([['eval', copy]] if name != 'metrics.jsonl' else []),
-    ]
-    for line in lines:
-        assert name in (said := says(capsys, *line)) and f'it has no {name}' not in said
+@pytest.mark.parametrize('name,data', BROKEN, ids=lambda x: repr(x)[:24])
+def test_a_broken_file_is_one_line_that_names_it(name, data, copy, capsys):
+    "For --resume and eval"
+    (copy / name).write_bytes(data)
+    assert name in says(capsys, 'train', '--resume', copy, '--steps', 400)
+    if name != 'metrics.jsonl':
+        assert name in says(capsys, 'eval', copy)
 
 
 @pytest.mark.parametrize(
     'key,value',
     [
         ('steps', 'many'),
-        ('steps', 1e300),
         ('steps', 10**400),
         ('steps', -1),
         ('threads', 10**30),
-        ('max_sz', 10**18),
         ('bs', [1]),
         ('network', ['a']),
         ('network', [10**30]),
-        ('network', None),
-        ('lr', 'x'),
-        ('lr', float('inf')),
         ('lr', float('nan')),
         ('env', 5),
         ('env', 'a:b:c'),
         ('wrappers', [1]),
-        ('observe', ['x']),
-        ('observe', [10**9]),
+        ('wrappers', '(' * 9_999),
         ('learner', []),
-        ('learner', 'x'),
         ('seed', None),
         ('report_every', 0),
-        ('solved', 'x'),
         ('device', 5),
-        ('save_every', 1.5),
         ('gamma', {}),
     ],
 )
@@ -325,42 +220,25 @@ def test_a_setting_that_was_edited_is_one_line(key, value, copy, capsys):
     config['settings'][key] = value
     (copy / 'config.json').write_text(json.dumps(config))
     for line in ['train', '--resume', copy], ['eval', copy]:
-        assert 'config.json' in says(capsys, *line) or key == 'max_sz'
+        assert 'config.json' in says(capsys, *line)
 
 
-@pytest.mark.parametrize(
-    'key',
-    'learner env envs seed steps threads eval_every eval_episodes report_every save_every solved memory gamma bs network'.split(),
-)
+@pytest.mark.parametrize('key', ['learner', 'env', 'seed', 'save_every', 'gamma', 'network'])
 def test_a_setting_that_is_missing_is_one_line(key, copy, capsys):
     config = json.loads((copy / 'config.json').read_text())
     del config['settings'][key]
     (copy / 'config.json').write_text(json.dumps(config))
-    assert 'config.json' in (said := says(capsys, 'eval', copy)) and key in said
+    said = says(capsys, 'eval', copy)
+    assert 'config.json' in said and key in said
 
 
 @pytest.mark.parametrize(
     'state',
     [
         [1, 2],
-        5,
         dict(weights=torch.zeros(3)),
-        dict(agent=5, run={}),
-        dict(agent={}, run={}),
         dict(agent=dict(pipe=[1], random=5), run=5),
-        *(
-            {'run': w}
-            for w in (
-                dict(last=dict(report='x', eval=0, save=0)),
-                dict(last={}),
-                dict(reported=(1,)),
-                dict(evals=5),
-                dict(wall='x'),
-                dict(ended=[]),
-                dict(solved='x'),
-                dict(sums=5),
-            )
-        ),
+        *({'run': w} for w in (dict(last={}), dict(reported=(1,)), dict(evals=5), dict(wall='x'))),
     ],
     ids=str,
 )
@@ -371,53 +249,31 @@ def test_a_checkpoint_of_other_things_is_one_line(state, copy, capsys):
         good = load_checkpoint(path)
         state = {**good, 'run': {**good['run'], **state['run']}}
     torch.save(state, path)
-    for line in ['train', '--resume', copy, '--steps', 400], ['eval', copy]:
-        assert 'checkpoint.pt' in says(capsys, *line)
+    assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
+
+
+def test_a_checkpoint_of_other_settings_says_so(copy, capsys):
+    "Someone edited config.json"
+    config = json.loads((copy / 'config.json').read_text())
+    config['settings']['network'] = [9]
+    (copy / 'config.json').write_text(json.dumps(config))
+    said = says(capsys, 'train', '--resume', copy, '--steps', 400)
+    assert 'the checkpoint is of another model' in said
 
 
 @pytest.mark.parametrize(
-    'name,kind',
+    'name,data',
     [
-        ('summary.json', k)
-        for k in (*NONE, b'{}', b'{"final_return": "x", "wall_s": 1, "solved_at_step": null}')
-    ]
-    + [('checkpoint.pt', 'FIFO'), ('config.json', b'[]')],
-    ids=lambda x: repr(x)[:24],
-)
-def test_compare_names_the_broken_file(name, kind, whole, tmp_path, capsys):
-    "Of a run that lies there"
-    out = shutil.copytree(whole, tmp_path / 'c/cartpole-seed0')
-    make(out / name, kind)
-    assert name in says(capsys, 'compare', out)
-
-
-@pytest.mark.parametrize(
-    'data,said',
-    [
-        (b'[cartpole]\nnetwork = 8 1__0\n', 'network'),
-        (b'[cartpole]\nnetwork = 8 ' + DIGITS + b'\n', 'network'),
-        (b'[cartpole]\nsteps = ' + DIGITS + b'\n', None),
-        (b'[cartp', 'section'),
-        (b'[cartpole]\nlr = 1e999\n', None),
+        ('summary.json', b'[1, 2]'),
+        ('summary.json', DEEP),
+        ('summary.json', b'{"final_return": "x", "wall_s": 1, "solved_at_step": null}'),
+        ('config.json', b'[]'),
     ],
     ids=lambda x: repr(x)[:24],
 )
-def test_a_broken_settings_file_is_one_line(data, said, tmp_path, capsys):
-    "Read, or trained with"
-    path = tmp_path / 's.ini'
-    path.write_bytes(data)
-    if said:
-        assert 's.ini' in (err := says(capsys, 'recipes', '--settings', path)) and said in err
-    else:
-        assert (
-            'cartpole'
-            in (
-                err := says(
-                    capsys, 'train', 'cartpole', '--settings', path, '--out', tmp_path / 'r'
-                )
-            )
-            or 'setting' in err
-        )
+def test_compare_names_the_broken_file(name, data, copy, capsys):
+    (copy / name).write_bytes(data)
+    assert name in says(capsys, 'compare', copy)
 
 
 # ---- a directory from a stranger ----
@@ -427,10 +283,9 @@ def test_a_broken_settings_file_is_one_line(data, said, tmp_path, capsys):
     'changes',
     [
         dict(env='stranger_env:Thing'),
-        dict(env='stranger_env:Thing-v0'),
         dict(wrappers='TimeLimit(9), stranger_env:Wrap'),
-        dict(wrappers='TimeLimit("stranger_env:x")'),
-        dict(env='stranger_env.sub:Thing'),
+        dict(train_wrappers='stranger_env:Wrap'),
+        dict(env='stranger_env.sub:Thing-v0'),
     ],
 )
 @pytest.mark.parametrize('line', ['eval', 'train --resume'])
@@ -443,16 +298,10 @@ def test_a_strangers_run_imports_nothing(line, changes, copy, tmp_path, capsys, 
     config['settings'].update(changes)
     (copy / 'config.json').write_text(json.dumps(config))
     err = says(capsys, *line.split(), copy)
-    assert (
-        'stranger_env' in err
-        and '--trust' in err
-        and 'config.json' in err
-        and not (tmp_path / 'executed').exists()
-    )
+    assert 'stranger_env' in err and '--trust' in err and 'config.json' in err
+    assert not (tmp_path / 'executed').exists()
     says(capsys, *line.split(), copy, '--trust')  # there is no such environment in it
-    assert (tmp_path / 'executed').exists() == (
-        'TimeLimit("' not in changes.get('wrappers', '')
-    )  # in an argument it is only asked about
+    assert (tmp_path / 'executed').exists()
     for m in [m for m in sys.modules if m.startswith('stranger_env')]:
         del sys.modules[m]
 
@@ -464,38 +313,19 @@ def test_your_own_module_needs_no_flag_and_the_printed_lines_have_it(tmp_path, m
     (tmp_path / 'my_own_env.py').write_text(
         'from test_recipes import Opaque\nclass Mine(Opaque):\n    def __init__(self): super().__init__(handle=False)\n'
     )
-    assert (
-        main(
-            [
-                'train',
-                'cartpole',
-                '--out',
-                'r',
-                *SET,
-                'env=my_own_env:Mine',
-                'wrappers=TimeLimit(50)',
-            ]
-        )
-        == 0
-    )
+    more = 'env=my_own_env:Mine', 'wrappers=TimeLimit(50)'
+    assert main(['train', 'cartpole', '--out', 'r', *SET, *more]) == 0
     assert 'fastrl-replay eval r --trust' in capsys.readouterr().out
-    del sys.modules['my_own_env']
     assert '--trust' in says(capsys, 'eval', 'r')
     with pytest.raises(SettingsError, match='my_own_env'):
         reopen('r')
-    assert (
-        main(['eval', 'r', '--trust', '--episodes', '1']) == 0
-        and main(['eval', 'r', '--episodes', '1']) == 0
-    )  # now it is imported
+    assert main(['eval', 'r', '--trust', '--episodes', '1']) == 0
     del sys.modules['my_own_env']
 
 
-def test_what_names_a_module():
-    assert named_modules('a:b-v0(x="c:d")', 'e:F, G(h:i), TimeLimit(5)') == [
-        'a',
-        'e',
-        'c',
-        'h',
-    ] and not named_modules('ALE/Pong-v5')
-    for r in ('cartpole', 'cartpole-blind', 'cartpole-r2d2', 'taxi'):
-        check_saved(r, recipe(r).settings)
+def test_recipes_reach_outside_only_by_modules():
+    for r in recipes().values():
+        check_saved(r.name, r.settings)
+        assert bool(outside(r.settings)) == (':' in r.settings['env']), r.name
+    for text in 'a:b-v0', 'A(x="c:d")', 'TimeLimit(5), G(h)', 'F([1, [2, 10_000]])', 'F(1e9)':
+        assert reaches_outside(text), text

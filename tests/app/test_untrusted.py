@@ -1,6 +1,6 @@
 """Files of others: what the library did not create stays as it is, and a directory from somebody else reaches nothing outside of it."""
 
-import json, os, resource, shutil, signal, socket, subprocess, sys
+import json, os, resource, shutil, signal, socket
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -154,17 +154,18 @@ def test_settings_that_are_given_again_count(copy, capsys):
 @pytest.mark.parametrize(
     'key, value',
     [
-        ('wrappers', 'RecordVideo({}/videos)'),
-        ('env', 'CartPole-v1(sutton_barto_reward=no, x={}/x.xml)'),
-        ('train_wrappers', 'RecordVideo(videos)'),
-        ('wrappers', 'TimeLimit(50), RecordVideo(../x)'),
+        ('wrappers', 'RecordVideo("{}/videos")'),
+        ('env', 'CartPole-v1(sutton_barto_reward=no, x="{}/x.xml")'),
+        ('train_wrappers', 'TimeLimit(50), RecordVideo(videos)'),
+        ('wrappers', 'FrameStackObservation(20000000)'),
+        ('env', 'fastrl_replay/Catch-v0(size=60_000)'),
     ],
 )
 @pytest.mark.parametrize('line', ['eval', 'train --resume'])
-def test_a_strangers_environment_names_no_path(
+def test_a_strangers_environment_names_no_path_and_no_large_number(
     line, key, value, copy, tmp_path, capsys, monkeypatch
 ):
-    "RecordVideo writes files wherever it is told"
+    "RecordVideo writes files wherever it is told; a large space takes gigabytes before it is compared with anything"
     monkeypatch.chdir(tmp_path)
     change(copy, **{key: value.format(tmp_path)}, steps=400)
     before = contents(tmp_path)
@@ -213,6 +214,33 @@ def test_a_strangers_run_reads_no_rows_of_mine(tmp_path, capsys):
         '--trust' in (said := says(capsys, 'train', '--resume', out)) and f'--data {rows}' in said
     )
     assert 'mean return' in here(capsys, 'train', '--resume', out, '--data', rows)
+
+
+def test_code_in_a_checkpoint_is_not_executed(copy, tmp_path, capsys):
+    class Bad:
+        def __reduce__(self):
+            return os.system, ('touch ' + str(tmp_path / 'executed'),)
+
+    for name in 'checkpoint.pt', 'best.pt':
+        torch.save(dict(agent=Bad()), copy / name)
+    for line in (
+        ['train', '--resume', copy, '--steps', 400],
+        ['eval', copy],
+        ['eval', copy, '--best'],
+    ):
+        assert "can't be read as a checkpoint" in says(capsys, *line)
+    assert not (tmp_path / 'executed').exists()
+
+
+@pytest.mark.parametrize('name', ['best.pt', 'checkpoint.pt'])
+def test_a_policy_with_code_is_not_loaded(name, copy):
+    class Bad:
+        def __reduce__(self):
+            return pytest.fail, ('it was executed',)
+
+    torch.save(dict(load_checkpoint(copy / 'best.pt'), settings=Bad()), copy / name)
+    with pytest.raises(SettingsError, match="can't be read as a checkpoint"):
+        load_policy(copy / name)
 
 
 # ---- item 11: a memory's directory ----
@@ -371,7 +399,6 @@ def spoil(path, kind):
             f.truncate(3 * 2**30)
 
 
-KINDS = ['FIFO', 'sparse', 'link']
 RUN_FILES = [
     'config.json',
     'metrics.jsonl',
@@ -390,10 +417,13 @@ def small():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
 
 
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('name', RUN_FILES)
+@pytest.mark.parametrize(
+    'name, kind',
+    [(name, 'FIFO') for name in RUN_FILES]
+    + [(name, kind) for name in ('config.json', 'checkpoint.pt') for kind in ('sparse', 'link')],
+)
 def test_a_file_of_a_run_that_is_no_plain_file(name, kind, copy, capsys, tmp_path):
-    "Watched, reported, played or resumed: an error, or it is left out"
+    "Watched, compared, played or resumed: an error, or it is left out"
     spoil(copy / name, kind)
     with within(60), small():
         try:
@@ -401,7 +431,7 @@ def test_a_file_of_a_run_that_is_no_plain_file(name, kind, copy, capsys, tmp_pat
         except Explained as e:
             assert name == 'config.json' and name in str(e)
         for line in (
-            ['report', copy, '--html', tmp_path / 'r.html'],
+            ['compare', copy, '--plot', tmp_path / 'c.png'],
             ['eval', copy, '--episodes', 1],
             ['eval', copy, '--best', '--episodes', 1],
             ['train', '--resume', copy, '--steps', 400],
@@ -411,10 +441,10 @@ def test_a_file_of_a_run_that_is_no_plain_file(name, kind, copy, capsys, tmp_pat
             assert status == 0 or name in err
 
 
-@pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize(
-    'name',
-    ['run', 'writer', 'meta.json', 'data-1/counters', 'data-1/rows', 'data-1/.rows', 'data-1/link'],
+    'name, kind',
+    [(name, 'FIFO') for name in ('run', 'writer', 'meta.json', 'data-1/counters', 'data-1/rows')]
+    + [('meta.json', 'sparse'), ('data-1/counters', 'link'), ('data-1/.rows', 'link')],
 )
 def test_a_file_of_a_memory_that_is_no_plain_file(name, kind, tmp_path, capsys):
     "Told, watched, read and written: an error, or it is left out"
@@ -438,66 +468,41 @@ def test_a_file_of_a_memory_that_is_no_plain_file(name, kind, tmp_path, capsys):
 
 # ---- item 15: sizes ----
 
-BUILD = '''
-import resource, sys
-from fastrl_replay.app.saved_policies import load_policy
-from fastrl_replay.app.runs import reopen
-from fastrl_replay.steps.errors import Explained
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-try: (load_policy if sys.argv[1].endswith('.pt') else reopen)(sys.argv[1])
-except Explained as e: print(e)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-'''
-
-
-def kilobytes(path):
-    "What loading takes in another process, and what it said"
-    done = subprocess.run(
-        [sys.executable, '-c', BUILD, str(path)], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    *said, kb = done.stdout.splitlines()
-    return int(kb), ' '.join(said)
-
 
 def test_a_network_is_not_larger_than_its_file(copy):
-    "Of 10,000 × 10,000, in a file of a few kilobytes: named in the settings, or as a tensor that repeats a number"
+    "Of 20,000 × 20,000, in a file of a few kilobytes: named in the settings, or as a tensor that repeats a number"
     best = load_checkpoint(copy / 'best.pt')
-    best['settings']['network'] = (10_000, 10_000)
-    path = copy / 'large.pt'
-    torch.save(best, path)
-    took, said = kilobytes(path)
-    assert took < 200_000 and 'large.pt' in said
-    best['model'] = {
-        k: torch.zeros(()).expand([10_000 if n == 8 else n for n in v.shape])
-        if '8' in str(list(v.shape))
-        else v
-        for k, v in best['model'].items()
-    }
-    torch.save(best, path)
-    took, said = kilobytes(path)
-    assert took < 200_000 and 'large.pt' in said
-    change(copy, network=[10_000, 10_000])
-    took, said = kilobytes(copy)
-    assert took < 200_000 and said
+    best['settings']['network'] = (20_000, 20_000)
+    torch.save(best, copy / 'large.pt')
+    with small(), pytest.raises(Explained, match='large.pt'):
+        load_policy(copy / 'large.pt')
+    one = torch.zeros(())
+    for name, x in best['model'].items():
+        best['model'][name] = one.expand([20_000 if n == 8 else n for n in x.shape])
+    torch.save(best, copy / 'large.pt')
+    with small(), pytest.raises(Explained, match='large.pt'):
+        load_policy(copy / 'large.pt')
+    change(copy, network=[20_000, 20_000])
+    for look in resume, reopen:
+        with small(), pytest.raises(Explained):
+            look(copy)
 
 
 @pytest.mark.parametrize(
-    'space',
-    [spaces.Box(0, 1, (2,)), spaces.MultiDiscrete([3, 3]), spaces.MultiBinary(3)],
+    'state',
+    [
+        space_state(spaces.Box(0, 1, (2,))) | dict(shape=[3 * 10**8]),
+        space_state(spaces.MultiDiscrete([3, 3])) | dict(shape=[3 * 10**8]),
+        dict(binary=10**9),
+    ],
     ids=['Box', 'MultiDiscrete', 'MultiBinary'],
 )
-def test_a_space_is_not_larger_than_its_file(space, copy):
+def test_a_space_is_not_larger_than_its_file(state, copy):
     best = load_checkpoint(copy / 'best.pt')
-    state = space_state(space)
-    if 'binary' in state:
-        state['binary'] = 3 * 10**9
-    else:
-        state['shape'] = [3 * 10**8]
     best['observation_space'] = state
     torch.save(best, copy / 'large.pt')
-    took, said = kilobytes(copy / 'large.pt')
-    assert took < 200_000 and 'large.pt' in said
+    with small(), pytest.raises(Explained, match='large.pt'):
+        load_policy(copy / 'large.pt')
 
 
 def nested(levels):
@@ -517,11 +522,7 @@ def test_lists_that_contain_each_other_are_refused(copy, capsys, tmp_path):
     while above['stage'] != 'Journal':
         above = above['above']
     for bad in nested(60), circle:
-        for state in (
-            bad,
-            {**good, 'run': {**good['run'], 'evals': bad}},
-            {**good, 'agent': {**good['agent'], 'python': bad}},
-        ):
+        for state in (bad, {**good, 'agent': {**good['agent'], 'python': bad}}):
             torch.save(state, copy / 'checkpoint.pt')
             with within(20):
                 assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
@@ -533,7 +534,7 @@ def test_lists_that_contain_each_other_are_refused(copy, capsys, tmp_path):
     above['stage'] = 'x'
     torch.save(good, copy / 'checkpoint.pt')
     with within(20):
-        main(['report', str(copy), '--html', str(tmp_path / 'r.html')])
+        main(['compare', str(copy), '--plot', str(tmp_path / 'c.png')])
 
 
 # ---- item 16: the terminal ----
@@ -553,11 +554,8 @@ def test_escape_sequences_of_files_do_not_reach_the_terminal(copy, tmp_path, cap
         said = here(capsys, *line)
         assert harmless(said) and 'pole' in said
     change(copy, device=ESCAPE)
-    assert harmless(said := says(capsys, 'eval', copy)) and 'owned' in said
-    (copy / 'config.json').write_text(
-        json.dumps({**config, 'settings': {**config['settings'], 'env': f'X{ESCAPE}-v1'}})
-    )
-    assert harmless(said := says(capsys, 'eval', copy)) and 'owned' in said
+    said = says(capsys, 'eval', copy)
+    assert harmless(said) and 'owned' in said
     (tmp_path / f'no{ESCAPE}').mkdir()
     assert harmless(says(capsys, 'eval', tmp_path / f'no{ESCAPE}'))
 
@@ -580,18 +578,8 @@ def test_what_a_memory_says_of_itself_does_not_reach_the_terminal(tmp_path, caps
 def test_a_run_that_is_looked_at_can_be_evaluated(copy):
     "It writes nothing"
     before = contents(copy)
-    returns, won = reopen(copy).evaluate(3)
-    assert len(returns) == 3 and contents(copy) == before
-
-
-def test_tensorboard_does_not_stop_without_a_word(tmp_path, capsys):
-    "Where a run is resumed without the option"
-    pytest.importorskip('tensorboard')
-    here(capsys, 'train', 'cartpole', '--out', tmp_path / 'r', '--tensorboard', *SET)
-    assert '--tensorboard' in here(capsys, 'train', '--resume', tmp_path / 'r', '--steps', 400)
-    assert '--tensorboard' not in here(
-        capsys, 'train', '--resume', tmp_path / 'r', '--steps', 500, '--tensorboard'
-    )
+    agent, step = reopen(copy)
+    assert len(evaluate(agent, 3)) == 3 and step == 300 and contents(copy) == before
 
 
 def test_a_memory_on_disk_for_a_mixture_is_refused(tmp_path, monkeypatch):
@@ -599,12 +587,9 @@ def test_a_memory_on_disk_for_a_mixture_is_refused(tmp_path, monkeypatch):
     from fastrl_replay.learning.learners import LEARNERS
 
     class Mixed(type(LEARNERS['dqn'])):
-        def chain(self, steps, model, s):
-            pipe = super().chain(steps, model, s)
-            pipe.source = Mixture(
-                dict(a=ExperienceReplay(bs=8), b=ExperienceReplay(bs=8)), dict(a=0.5, b=0.5)
-            )
-            return pipe
+        def batches(self, steps, model, s):
+            replays = dict(a=ExperienceReplay(bs=8), b=ExperienceReplay(bs=8))
+            return Mixture(replays, dict(a=0.5, b=0.5))
 
     monkeypatch.setitem(LEARNERS, 'mixed', Mixed())
     with pytest.raises(SettingsError, match='memory_path'):
@@ -620,20 +605,4 @@ def test_metrics_of_many_names_are_refused(copy):
     with pytest.raises(Explained, match='names of metrics'):
         read_metrics(copy)
     with within(20):
-        assert main(['report', str(copy)]) == 0
-
-
-@pytest.mark.parametrize(
-    'key, text',
-    [
-        ('wrappers', 'FrameStackObservation(20000000)'),
-        ('env', 'fastrl_replay/Catch-v0(size=60_000)'),
-    ],
-)
-def test_large_numbers_in_the_arguments_of_environments_want_trust(key, text, copy, capsys):
-    "Their spaces would take gigabytes before they are compared with anything"
-    config = json.loads((copy / 'config.json').read_text())
-    config['settings'][key] = text
-    (copy / 'config.json').write_text(json.dumps(config))
-    with within(30), small():
-        assert '--trust' in says(capsys, 'eval', copy, '--episodes', 1)
+        assert Watch(*watched_in([copy]))('')

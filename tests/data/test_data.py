@@ -581,6 +581,22 @@ def test_errors_of_overwritten_rows_are_counted_where_they_belong():
         m.update_priorities([10**9], [1.0])
 
 
+def test_a_memory_on_disk_becomes_a_data_set(tmp_path):
+    from fastrl_replay.app.offline import open_memory
+    from fastrl_replay.data.datasets import spaces_of
+
+    with ExperienceReplay(bs=1, max_sz=100, store=Rows(path=tmp_path / 'm')) as memory:
+        for block in GymStepper('CartPole-v1', seed=0).header(60):
+            memory.add(block)
+        rows = memory.memory[:]
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        write_minari(open_memory(tmp_path / 'm'), 'pole/mine-v3', **spaces_of(rows.rows))
+    back = Steps.cat(list(read_minari('pole/mine-v3')))
+    for n in 'state', 'action', 'reward', 'next_state', 'terminated', 'step_n':
+        assert torch.equal(back[n], rows[n])
+
+
 def test_copies_of_a_mixture_draw_the_same():
     def make():
         online = Items(scripted_steps([script(9)], 40)).prioritized_replay(bs=2, max_sz=20, seed=0)

@@ -1,81 +1,37 @@
-"""A memory as a data set of Minari, from the command line: without a warning, with its author, and with its environment."""
+"""A memory as a data set of Minari: without a warning, with its author, and with its environment."""
 
 import warnings
 
-import pytest
+import gymnasium as gym, pytest
 
-pytest.importorskip('minari')
+from fastrl_replay.all import ExperienceReplay, GymStepper, write_minari
+from fastrl_replay.data.datasets import env_facts
 
-from fastrl_replay.cli import main
-from test_recipes import SET, says
+minari = pytest.importorskip('minari')
 
 
 @pytest.fixture
-def rows(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def memory(tmp_path, monkeypatch):
     monkeypatch.setenv('MINARI_DATASETS_PATH', str(tmp_path / 'minari'))
-    assert main(['train', 'cartpole', '--memory', 'rows', '--out', 'r', *SET]) == 0
-    capsys.readouterr()
-    return tmp_path / 'rows'
+    replay = ExperienceReplay(bs=1, max_sz=100)
+    for block in GymStepper('CartPole-v1', seed=0).header(60):
+        replay.add(block)
+    return replay.memory
 
 
-def test_export_is_quiet_and_the_environment_comes_back(rows, capsys):
-    import minari
-
+def test_export_is_quiet_and_the_environment_comes_back(memory):
+    env = gym.make('CartPole-v1')
+    facts, why = env_facts(memory[:1].rows, env)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        line = [
-            'memory',
-            'rows',
-            '--export',
-            'minari:pole/mine-v0',
-            '--author',
-            'Ada',
-            '--email',
-            'ada@example.org',
-            '--permalink',
-            'https://example.org/x',
-            '--algorithm',
-            'dqn',
-            '--description',
-            'Short',
-        ]
-        assert main(line) == 0
-    assert capsys.readouterr().err == ''
-    made = minari.load_dataset('pole/mine-v0')
-    env, facts = made.recover_environment(), made.storage.metadata
-    assert env.spec.id == 'CartPole-v1' and (made.observation_space, made.action_space) == (
-        env.observation_space,
-        env.action_space,
-    )
-    assert [
-        facts[k]
-        for k in ('author', 'author_email', 'code_permalink', 'algorithm_name', 'description')
-    ] == [{'Ada'}, {'ada@example.org'}, 'https://example.org/x', 'dqn', 'Short']
+        made = write_minari(memory, 'pole/mine-v0', **facts, author='Ada', author_email='a@b.org')
+    again = minari.load_dataset('pole/mine-v0').recover_environment()
+    assert not why and again.spec.id == 'CartPole-v1'
+    assert made.observation_space == env.observation_space
+    assert made.storage.metadata['author'] == {'Ada'}
 
 
-def test_export_without_facts_is_quiet_too(rows, capsys):
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        assert main(['memory', 'rows', '--export', 'minari']) == 0
-    assert capsys.readouterr().err == ''
-
-
-def test_an_environment_of_other_rows_is_left_out_and_said(rows, capsys):
-    import minari
-
-    assert main(['memory', 'rows', '--export', 'minari:pole/other-v0', '--env', 'Pendulum-v1']) == 0
-    assert 'the environment is left out: its states are float32[3]' in capsys.readouterr().err
-    assert minari.load_dataset('pole/other-v0').env_spec is None
-
-
-@pytest.mark.parametrize(
-    'line,said',
-    [
-        ('rows --export rows.npz --author Ada', '--export; got rows.npz; expected --export minari'),
-        ('rows --author Ada', '--author'),
-        ('rows --export minari:pole/x-v0 --env CartPol-v1', "did you mean 'CartPole-v1'"),
-    ],
-)
-def test_facts_that_go_nowhere_are_refused(line, said, rows, capsys):
-    assert said in says(capsys, 'memory', *line.split())
+def test_an_environment_of_other_rows_is_named():
+    rows = next(iter(GymStepper('CartPole-v1', seed=0))).rows
+    facts, why = env_facts(rows, gym.make('Pendulum-v1'))
+    assert 'its states are float32[3]' in why and 'environment' not in facts

@@ -264,8 +264,8 @@ def test_a_recipe_has_one_log_and_equal_networks(whole):
 
 def test_one_process_looks_at_it(whole):
     "Plays, and builds the chain of one rank; but goes on only with as many as it had"
-    run = reopen(whole[0])
-    assert run.evaluate is not None and run.agent.pipe.updates > 500 and run.ranks.size == 2
+    agent, step = reopen(whole[0])
+    assert step > 500 and agent.ranks.size == 1
     r = subprocess.run(
         [sys.executable, '-m', 'fastrl_replay', 'eval', str(whole[0]), '--episodes', '2'],
         env=ENV,
