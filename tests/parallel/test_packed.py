@@ -1,14 +1,13 @@
 """Batches that travel packed: what arrives is what a shard would have made, whoever unpacks it, and what has frames elsewhere is made there."""
 
-import pickle
+import itertools
 from itertools import islice
-from threading import current_thread
 
 import numpy as np, pytest
 from gymnasium import spaces
 
 from fastrl_replay.all import *
-from fastrl_replay.memory.frames import PackedBatch, unpacked
+from fastrl_replay.memory.frames import PackedBatch
 from fastrl_replay.testing import through_file
 from test_ray import ENGINES, ON_RAY, cluster, engine, ray  # noqa: F401
 from workers import FORK, no_process_is_left  # noqa: F401
@@ -69,60 +68,28 @@ def some(pipe, n=16):
     return seen
 
 
-def waiting(pipe):
-    return {
-        type(item)
-        for chunk in [*(c for w in pipe._workers for c in w.chunks), pipe._now]
-        if chunk
-        for item in chunk['items']
-    }
-
-
 @pytest.mark.parametrize('engine', ENGINES, indirect=True)
-@pytest.mark.parametrize('compress', [None, 'lz4', pytest.param('zstd', marks=pytest.mark.slow)])
-def test_the_same_batches(engine, compress):
-    "As from shards that make them; the second one of a chunk waits packed, where frames are"
+@pytest.mark.parametrize('compress', [None, 'lz4'])
+def test_batches_are_those_of_shards_that_make_them(engine, compress):
     with (
         shards(Frames(4, compress), engine=engine) as pipe,
         shards(Frames(4, compress), made=True, engine=engine) as plain,
     ):
-        [first] = some(pipe, 1)
-        assert waiting(pipe) == {PackedBatch if compress else Steps} and type(first) is Steps
-        assert [first, *some(pipe, 15)] == some(plain, 16)
+        assert some(pipe) == some(plain)
         assert pipe.stats()['stale'] == 0
 
 
-def test_on_disk(tmp_path):
+def test_on_disk_and_prefetched(tmp_path):
     with (
-        shards(Frames(4, 'lz4', path=tmp_path / 'a')) as pipe,
-        shards(Frames(4, 'lz4', path=tmp_path / 'b'), made=True) as plain,
+        shards(Frames(4, 'lz4', path=tmp_path / 'a')).prefetch(2) as pipe,
+        shards(Frames(4, 'lz4', path=tmp_path / 'b'), made=True).prefetch(2) as plain,
     ):
         assert some(pipe) == some(plain)
 
 
-def test_prefetch_unpacks_in_its_thread(monkeypatch):
-    threads = []
-
-    def noted(item):
-        threads.append(current_thread().name)
-        return unpacked(item)
-
-    from fastrl_replay.parallel import stage
-
-    monkeypatch.setattr(stage, 'unpacked', noted)
-    with (
-        shards(Frames(4, 'lz4')).prefetch(2) as pipe,
-        shards(Frames(4, 'lz4'), made=True).prefetch(2) as plain,
-    ):
-        seen = some(pipe)
-        assert {*threads} == {'prefetch'} and len(threads) >= 16
-        assert seen == some(plain)
-
-
-def test_a_checkpoint_has_them_unpacked():
+def test_a_checkpoint_has_what_waits():
     with shards(Frames(4, 'lz4')) as pipe:
         some(pipe, 5)
-        assert waiting(pipe) == {PackedBatch}
         state = through_file(pipe.state_dict())
         want = some(pipe, 8)
     with shards(Frames(4, 'lz4')) as again:
@@ -130,113 +97,32 @@ def test_a_checkpoint_has_them_unpacked():
         assert some(again, 8) == want
 
 
-@pytest.mark.parametrize('ahead', [False, True])
-def test_an_interrupt_while_it_is_unpacked_loses_nothing(monkeypatch, ahead):
+def test_an_interrupt_while_it_is_unpacked_loses_nothing(monkeypatch):
     with shards(Frames(4, 'lz4')) as plain:
         want = [*islice(plain, 8)]
+    real, calls = PackedBatch.unpacked, itertools.count()
+
+    def every_second_time(self):
+        if next(calls) % 2 == 0:
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(PackedBatch, 'unpacked', every_second_time)
     with shards(Frames(4, 'lz4')) as pipe:
-
-        def items():
-            return pipe if not ahead else (pipe.sample() for _ in pipe.due_batches())
-
-        seen, real, again = [], PackedBatch.unpacked, True
-
-        def once(self):
-            nonlocal again
-            again = not again
-            if not again:
-                raise KeyboardInterrupt
-            return real(self)
-
-        monkeypatch.setattr(PackedBatch, 'unpacked', once)
+        seen = []
         while len(seen) < 8:
             try:
-                for batch in items():
-                    seen.append(batch)
-                    if len(seen) == 8:
-                        break
+                seen += islice(pipe, 1)
             except KeyboardInterrupt:
                 pass
-        assert seen == want
+    assert seen == want
 
 
-def test_rows_of_several_kinds_of_frames():
-    "Of odd sizes, with parts that are no frames, in rows that come in any order; what is damaged on the way is an error"
-    space = spaces.Dict(
-        camera=spaces.Box(0, 255, (2, 9, 9), np.uint8),
-        depth=spaces.Box(0, 1, (7, 5), np.float32),
-        speed=spaces.Box(-1, 1, (3,)),
+def test_sequences_of_frames_are_made_in_their_shard():
+    replay = SequenceReplay(
+        Pictures(2), 4, 100, length=4, burn_in=1, overlap=2, store=Frames(4, 'lz4'), seed=0
     )
-    rng, rows = (
-        np.random.default_rng(0),
-        np.zeros(1500, step_dtype(space, spaces.Discrete(3), discount='f4')),
-    )
-    shown = rng.integers(0, 4, (1501, 9, 9)).repeat(2, 0).reshape(1501, 2, 9, 9)
-    for part, first in ('state', 0), ('next_state', 1):
-        rows[part]['camera'], rows[part]['depth'] = (
-            shown[first : first + 1500],
-            np.arange(first, first + 1500)[:, None, None] % 17 / 17,
-        )
-        rows[part]['speed'] = rng.uniform(-1, 1, (1500, 3))
-    rows['step_n'], rows['episode_n'], rows['discount'] = np.arange(1, 1501), 1, rng.random(1500)
-    memory = Timeline(1200, Frames(compress='zstd'))
-    for i in range(0, 1500, 25):
-        memory.add(Steps(rows[i : i + 25]))
-    for log in memory.parts[1]._logs:
-        log.take_packed(wait=True)
-    keys, weights = rng.integers(300, 1500, 64), rng.random(64)
-    packed = memory.batch(keys, weights, packed=True)
-    assert isinstance(packed, PackedBatch) and len(packed._beside.frames) == 2
-    assert unpacked(pickle.loads(pickle.dumps(packed))) == memory.batch(keys, weights)
-    assert (memory.times_drawn.sum()) == 128
-    some = packed._beside.frames[0]
-    for bad in (
-        some._replace(bytes=some.bytes[:-1]),
-        some._replace(lengths=some.lengths[:-1]),
-        some._replace(size=some.size + 1),
-    ):
-        with pytest.raises(Exception):
-            PackedBatch(
-                packed.rows, packed._beside._replace(frames=[bad, packed._beside.frames[1]])
-            ).unpacked()
-
-
-class Looks(PrioritizedReplay):
-    "Looks at what it has drawn"
-
-    def sample(self, bs=None):
-        batch = super().sample(bs)
-        assert batch.state.shape[1:] == (4, 84, 84)
-        return batch
-
-
-@pytest.mark.parametrize(
-    'make',
-    [
-        Looks,
-        lambda *args, **kw: PrioritizedReplay(*args, return_idxs=True, **kw),
-        lambda *args, **kw: SequenceReplay(*args, length=4, burn_in=1, overlap=2, **kw),
-    ],
-    ids=['own sample', 'with places', 'sequences'],
-)
-def test_what_needs_its_frames_makes_them(make):
-    with make(Pictures(2), 4, 100, store=Frames(4, 'lz4'), seed=0).parallel(
-        1, chunk=2, **FORK
-    ) as pipe:
-        for item in islice(pipe, 6):
-            assert type(item[0] if isinstance(item, tuple) else item).__name__ in (
-                'Steps',
-                'Sequences',
-            )
-        assert PackedBatch not in waiting(pipe)
-
-
-def test_other_replays_of_a_process_are_as_they_were():
-    "The template of views is that of all"
-    one, other = (
-        PrioritizedReplay(Pictures(2), 4, 100, store=Frames(4, 'lz4'), seed=0) for _ in range(2)
-    )
-    one.send_packed()
-    assert (type(next(iter(one))), type(next(iter(other)))) == (PackedBatch, Steps)
-    one.clear()
-    assert type(next(iter(one))) is PackedBatch
+    with replay.parallel(1, chunk=2, **FORK) as pipe:
+        for batch in islice(pipe, 6):
+            assert isinstance(batch, Sequences)
+            assert batch.state.shape == (4, 4, 4, 84, 84)
