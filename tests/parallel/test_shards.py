@@ -643,6 +643,7 @@ def test_a_slow_worker_does_not_hold_up_the_others(tmp_path):
     assert all(s == whole[: len(s)] for s in seen.values())
 
 
+@pytest.mark.slow
 def test_kills():
     "Actors and shards fail at random moments; in a fresh process, as other tests leave threads behind, which can't be forked"
     script = Path(__file__).parents[1] / 'kill_workers.py'
