@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
 from fastrl_replay.envs import catch  # noqa: F401 (the last two register games)
-from fastrl_replay.steps.row_dtypes import leaves
 from fastrl_replay.testing import through_file
 from strategies import cases
 from scripted import (
@@ -24,7 +23,6 @@ from scripted import (
     chained,
     close,
     makers,
-    n_of,
     seed_002,
     same_streams,
     take,
@@ -1464,22 +1462,3 @@ def test_a_pipe_of_environments_can_be_saved_twice():
 
 def _scripted(i):
     return ScriptedEnv(**script(9, env=i))
-
-
-def test_policies_see_the_states_of_their_rows():
-    "The tensor that a policy is given is what the block holds, in order of env_id, nested as the space is"
-    seen = []
-
-    def policy(s):
-        seen.append(s['at'].clone())
-        assert s['deep'][0].shape == (2,) and n_of(s) == 2
-        return nested_policy(0)(s)
-
-    blocks = take(GymStepper([Nested(2), Nested(3)], policy), 9)
-    assert all(torch.equal(s, b.state['at']) for s, b in zip(seen, blocks))
-    assert {n for n, _ in leaves(blocks[0].rows['state'])} == {
-        'at',
-        'deep.[0]',
-        'deep.[1].z',
-        'deep.[1].bits',
-    }

@@ -4,7 +4,6 @@ import io, pickle
 import numpy as np, pytest, torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from fastrl_replay.all import *
-from fastrl_replay.testing import same, through_file
 
 
 def rows_of(memory):
@@ -99,33 +98,27 @@ def test_vectors_under_all_modes(mode, as_):
 
 def test_dicts_and_columns():
     replay = ExperienceReplay(None, 1, 100)
+
+    def observation(k):
+        return dict(eye=np.full((2, 3, 3), k, np.uint8), arm=(torch.ones(2) * k, np.arange(2.0)))
+
     for k in range(4):
-        obs, after = (
-            dict(eye=np.full((2, 3, 3), i, np.uint8), arm=(torch.ones(2) * i, np.arange(2.0)))
-            for i in (k, k + 1)
-        )
         replay.add_step(
-            obs,
+            observation(k),
             np.ones((2, 1), np.float32) * k,
             [k, 1.0],
-            after,
+            observation(k + 1),
             [False, k == 1],
             env_id=[7, 3],
             autoreset_mode='disabled',
             logp=[0.5, k],
-            note=np.full((2, 2), k),
         )
     rows = replay.memory[:].rows
-    assert (
-        rows['env_id'].tolist() == [7, 3] * 4
-        and rows['state']['eye'].shape == (8, 3, 3)
-        and rows['state']['arm']['[1]'].dtype == np.float64
-    )
-    assert (
-        rows['episode_n'].tolist() == [1, 1, 1, 1, 1, 2, 1, 2]
-        and rows['logp'].dtype == np.float32
-        and rows['note'][-1].tolist() == [3, 3]
-    )
+    assert rows['env_id'].tolist() == [7, 3] * 4
+    assert rows['episode_n'].tolist() == [1, 1, 1, 1, 1, 2, 1, 2]
+    assert rows['state']['eye'].shape == (8, 3, 3)
+    assert rows['state']['arm']['[1]'].dtype == np.float64
+    assert rows['logp'].dtype == np.float32
 
 
 BAD = [
@@ -238,27 +231,23 @@ def test_an_environment_that_was_reset_begins_the_next_episode(store, tmp_path):
     second.close()
 
 
-@pytest.mark.parametrize('bad', [dict(obs=[np.nan, 1]), dict(terminated=7)], ids=str)
 @pytest.mark.parametrize('begins', [1, 0], ids=['goes on', 'was reset'])
-def test_a_refused_first_step_settles_nothing(bad, begins, tmp_path):
-    "After a restart the first row that is taken says whether the episode goes on"
+def test_a_refused_first_step_settles_nothing(begins, tmp_path):
+    "After a restart the first row that is taken decides whether the episode goes on"
 
     def made():
         return ExperienceReplay(None, 2, 100, seed=0, store=Rows(tmp_path / 'm'))
 
-    def step(replay, k, **changes):
-        values = (
-            dict(obs=[k, k], action=0, reward=1.0, next_obs=[k + 1, k + 1], terminated=False)
-            | changes
-        )
-        replay.add_step(**{n: np.float32(v) if n.endswith('obs') else v for n, v in values.items()})
+    def step(replay, k, end=False):
+        replay.add_step(np.float32([k, k]), 0, 1.0, np.float32([k + 1, k + 1]), end)
 
     first = made()
     step(first, 0)
     first.close()
     second = made()
-    with pytest.raises(ValueError):
-        step(second, 1, **bad)
+    for k, end in (np.nan, False), (1, 7):
+        with pytest.raises(ValueError):
+            step(second, k, end)
     step(second, begins)
     step(second, begins + 1)
     wanted = [(1, 2, 2.0), (1, 3, 3.0)] if begins else [(2, 1, 1.0), (2, 2, 2.0)]
@@ -470,31 +459,3 @@ def test_groups_that_change_are_counted_one_by_one(seed):
 def through(state):
     torch.save(state, file := io.BytesIO())
     return file.getvalue()
-
-
-def test_a_restored_chain_takes_steps_of_the_saved_kind():
-    "Another shape, kind or column is refused by the first step already, and nothing is counted; what a memory holds is of one kind"
-    own = OwnSteps()
-    own.add_step(np.ones(1, np.float32), 1, 1.0, np.zeros(1, np.float32), False, logp=0.5)
-    list(own)
-    state = through_file(own.state_dict())
-    again = OwnSteps()
-    again.load_state_dict(state)
-    zeros = dict(
-        obs=np.zeros(1, np.float32),
-        action=1,
-        reward=1.0,
-        next_obs=np.zeros(1, np.float32),
-        terminated=False,
-        logp=0.5,
-    )
-    for wrong, says in (
-        (dict(obs=np.zeros(2), next_obs=np.zeros(2)), 'state: another shape'),
-        (dict(more=1.0), 'with more'),
-    ):
-        with pytest.raises(BlockError, match=f'OwnSteps: .*{says}'):
-            again.add_step(**{**zeros, **wrong})
-    for pipe in own, again:
-        pipe.add_step(**zeros)
-        pipe.add_step(**{k: np.stack([v] * 2) for k, v in zeros.items()}, env_id=4)
-    assert same(list(own), list(again)) and same(own.state_dict(), again.state_dict())

@@ -111,19 +111,6 @@ def test_any_form_of_a_batch_answers():
         assert pipe.stats()['stale'] == 0
 
 
-def test_what_is_told_is_copied():
-    "The learner may go on with its tensor"
-    pipe = sharded()
-    it = iter(pipe)
-    batch, _ = next(it)
-    td = torch.full((4,), 7.0, dtype=torch.float64)
-    batch.update_priorities(td)
-    td.zero_()
-    seen = [p for b, p in islice(it, 5) if int(b.index[0]) % 2 == 0]
-    assert all((seen[-1][batch.index // 2] == 7).tolist())
-    pipe.close()
-
-
 WRONG = {
     'prioritized': [
         (torch.ones(4, 2), 'got 8; expected 4, one for each key'),
@@ -356,24 +343,20 @@ class Version(nn.Module):
 
 
 def test_weights_reach_actors_of_shards():
-    "Four actors of two shards: other environments and episodes each, and weights of a bounded age, counted in batches"
+    "Four actors of two shards: other environments each, and weights of a bounded age, counted in batches"
     policy = Version()
     actors = GymStepper('CartPole-v1', policy, seed=0).parallel(2, chunk=1, **FORK)
     replay = actors.experience_replay(bs=4, max_sz=4, seed=0)  # rows of the last blocks
-    envs, ages, starts = set(), [], {}
+    envs, ages = set(), []
     with replay.parallel(2, chunk=1, **FORK) as pipe:
         for i, batch in enumerate(islice(pipe, 60)):
             envs |= {*batch.env_id.tolist()}
-            for row in batch:
-                if row.step_n == 1:
-                    starts[int(row.env_id)] = str(row.state.tolist())
             if i > 10:
                 ages.append(i - float(batch.version.max()))
             with torch.no_grad():
                 policy.version += 1
         outer = pipe.stats()['lag_bound']
     assert envs == {0, 1, 2, 3}
-    assert len({*starts.values()}) == len(starts) >= 3
     inner = 2  # an inner block waits for two others, each of which is two batches here
     assert max(ages) <= outer + 2 * inner + 2
 
