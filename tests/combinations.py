@@ -393,40 +393,29 @@ class Adapter:
         rows = [single(*name) for name in names(30)]
         for i in range(0, len(rows), N_ENVS):
             some = rows[i : i + N_ENVS]
-
-            def stacked(column):
-                return {k: np.stack([r[column][k] for r in some]) for k in SPACE}
-
+            state, after = (
+                {k: np.stack([r[column][k] for r in some]) for k in SPACE}
+                for column in ('state', 'next_state')
+            )
             ends = np.array([r['terminated'] or r['truncated'] for r in some])
-            self.replay.add(
-                stacked('state'),
-                stacked('next_state'),
-                np.array([[r['action']] for r in some]),
-                np.array([r['reward'] for r in some]),
-                ends,
-                [{'TimeLimit.truncated': r['truncated']} for r in some],
-            )
-            if i < MAX_SZ:
-                continue
-            batch, here = (
-                self.replay.sample(BS),
-                {place(r['state']): r for r in rows[i + N_ENVS - MAX_SZ : i + N_ENVS]},
-            )
-            drawn = [
-                here[place({k: v[j].numpy() for k, v in batch.observations.items()})]
-                for j in range(BS)
-            ]
-            for k in SPACE:
-                assert (batch.observations[k].numpy() == values(drawn, f'state.{k}')).all()
-                assert (
-                    batch.next_observations[k].numpy() == values(drawn, f'next_state.{k}')
-                ).all()
-            for x, k in (
-                (batch.actions, 'action'),
-                (batch.rewards, 'reward'),
-                (batch.dones, 'terminated'),
-            ):
-                assert (x.numpy().ravel() == values(drawn, k)).all()
+            action = np.array([[r['action']] for r in some])
+            reward = np.array([r['reward'] for r in some])
+            infos = [{'TimeLimit.truncated': r['truncated']} for r in some]
+            self.replay.add(state, after, action, reward, ends, infos)
+            if i >= MAX_SZ:
+                self.check_batch(rows[i + N_ENVS - MAX_SZ : i + N_ENVS])
+
+    def check_batch(self, rows):
+        batch, here = self.replay.sample(BS), {place(row['state']): row for row in rows}
+        goals = batch.observations['achieved_goal'].numpy()
+        drawn = [here[tuple(goal.tolist())] for goal in goals]
+        columns = dict(action=batch.actions, reward=batch.rewards, terminated=batch.dones)
+        for k in SPACE:
+            columns[f'state.{k}'] = batch.observations[k]
+            columns[f'next_state.{k}'] = batch.next_observations[k]
+        for name, x in columns.items():
+            want = values(drawn, name)
+            assert (x.numpy().reshape(want.shape) == want).all(), name
 
     def close(self):
         self.replay.memory.close()

@@ -259,14 +259,6 @@ def test_info_and_masks_of_each_agent():
     )
 
 
-def test_info_of_an_agent_is_not_that_of_one_that_takes_its_place():
-    class Swap(Script):
-        plan = 'abc', 'acd', 'ac', ''
-
-    b = next(iter(GymStepper(Swap(), seed=0, info='code')))
-    assert b.rows['code'].tolist() == [101, 201, 301]
-
-
 @pytest.mark.parametrize('at', [0, 2, 5])
 def test_environments_that_can_be_saved_go_on_exactly(at):
     def chain():

@@ -1,6 +1,7 @@
 """Environments that come and go for ever, each with a number of its own: tables stay as long as those that are under way at once, and nothing else is to be seen of it."""
 
 import pickle
+from collections import deque
 
 import numpy as np, pytest
 from gymnasium.spaces import Box, Discrete
@@ -13,37 +14,25 @@ FAR = 1 << 20
 N = 20_000
 
 
-def coming_and_going(n, together=5, ids=lambda i: i, seed=0, break_off=0.0):
-    """Rows of `n` environments, so many at a time, one episode of 1 to 5 steps each; some break off without an end. The
-    rewards count the rows; also the episodes, as a number for each row"""
-    rng, length = np.random.default_rng(seed), np.random.default_rng(seed + 1).integers(1, 6, n)
-    lane = [
-        length[k::together] for k in range(together)
-    ]  # environments k, k + together, ... one after the other
-    parts = []
-    for k, lengths in enumerate(lane):
-        env = np.repeat(np.arange(k, n, together), lengths)
-        step = np.arange(len(env)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + 1
-        parts.append(
-            np.stack(
-                [
-                    np.arange(len(env)),
-                    np.full(len(env), k),
-                    env,
-                    step,
-                    step == np.repeat(lengths, lengths),
-                ]
-            )
-        )
-    at, _, env, step, end = (a := np.concatenate(parts, 1))[:, np.lexsort(a[:2][::-1])]
-    rows = np.zeros(len(at), DT)
-    rows['env_id'], rows['episode_n'], rows['step_n'], rows['reward'] = (
-        ids(env),
-        1,
-        step,
-        np.arange(len(at)) % 10_000,
-    )
-    rows['terminated'] = end & (rng.random(n) >= break_off)[env]
+def coming_and_going(n, together=5, ids=lambda i: i, break_off=0.0):
+    """Return rows of `n` environments, so many at a time, with one episode of 1 to 5 steps each; some break off without an
+    end. The rewards count the rows. Also returns the episode of each row as a number."""
+    rng, found, come = np.random.default_rng(0), [], together
+    running = deque((env, 0, rng.integers(1, 6)) for env in range(together))
+    while running:
+        env, step, length = running.popleft()
+        step += 1
+        over = step == length
+        found.append((env, step, over and rng.random() >= break_off))
+        if not over:
+            running.append((env, step, length))
+        elif come < n:
+            running.append((come, 0, rng.integers(1, 6)))
+            come += 1
+    env, step, end = np.array(found).T
+    rows = np.zeros(len(env), DT)
+    rows['env_id'], rows['episode_n'], rows['step_n'] = ids(env), 1, step
+    rows['reward'], rows['terminated'] = np.arange(len(env)) % 10_000, end
     return rows, env
 
 

@@ -23,7 +23,6 @@ from scripted import (
     chained,
     close,
     makers,
-    seed_002,
     same_streams,
     take,
     vector,
@@ -1205,15 +1204,6 @@ def test_a_pipe_of_environments_steps_each_item_once():
     assert [b.env_id.tolist() for b in blocks[:4]] == [[0], [1, 2], [3], [0]]
     assert same_streams(blocks, scripted_steps(s, 10), 10)
     assert len(take(Items(envs).gym_step(policy=zeros), 30)) == 3
-
-
-def test_the_pipeline_of_seed_002_is_the_same_stream():
-    "map, cache, cycle, stepper; one environment and two, and a second pass goes on"
-    steps, pipe = seed_002(['CartPole-v1'], 40, replay=False)
-    more = [step for _, step in zip(*(range(10), pipe))]
-    assert steps + more == take(GymStepper('CartPole-v1', seed=0), 50)
-    steps, _ = seed_002(['CartPole-v1'] * 2, 60, replay=False)
-    assert same_streams(steps, take(GymStepper(['CartPole-v1'] * 2, seed=0), 30), 30)
 
 
 def test_a_pickle_of_a_restored_pipe_keeps_its_place():

@@ -7,8 +7,7 @@ import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from fastrl_replay.all import *
-from fastrl_replay.pipe import Items, as_worker
-from fastrl_replay.app.offline import Offline
+from fastrl_replay.pipe import as_worker
 from fastrl_replay.cli import main
 from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.recipes import Agent, play_episodes
@@ -326,22 +325,6 @@ def test_a_policy_is_evaluated_with_the_mask_it_was_trained_with(several):
     assert all(m is not None and m.any(1).all() for m in asked)
     with pytest.raises(EnvError, match="entry 'level'"):
         evaluate(asks, env, 2, info='level')
-
-
-def test_recorded_rows_are_merged_as_those_of_a_chain(tmp_path):
-    "Each entry of info comes from the last step"
-    columns = 'action_mask', 'is_success'
-    blocks = list(islice(GymStepper(first_of, first_allowed, info=KEPT), 40))
-    with ExperienceReplay(None, 1, 100, store=Rows(tmp_path / 'rows')) as kept:
-        kept.add(Steps.cat(blocks))
-    merged = NStep(Items(blocks, at_end='flush'), 3, 0.9, columns)
-    want = Steps.cat(list(merged)).rows
-    data = Offline(
-        ExperienceReplay(None, 1, 100), str(tmp_path / 'rows'), n_step=3, gamma=0.9, last=columns
-    )
-    data.fill()
-    order = ('episode_n', 'step_n')
-    assert (np.sort(data.source.memory[:].rows, order=order) == np.sort(want, order=order)).all()
 
 
 # ---- names that never come ----

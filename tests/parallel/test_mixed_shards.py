@@ -207,12 +207,3 @@ def test_one_worker_gives_what_a_mixture_here_gives():
     assert [*islice(mixed(0), 12)] == want
     with mixed(1).prefetch(2) as pipe:
         assert [*islice(pipe, 12)] == want
-
-
-def test_a_page_has_all_replays_of_all_shards(tmp_path):
-    with mixed() as pipe:
-        [*islice(pipe, 12)]
-        pipe.page(tmp_path / 'page.html')
-    of_page = test_shards.rows_in((tmp_path / 'page.html').read_text(encoding='utf-8'))
-    assert [*of_page] == [f'shard {i}, {name}' for i in (0, 1) for name in ('online', 'demos')]
-    assert all(of_page.values())

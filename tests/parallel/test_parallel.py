@@ -111,19 +111,6 @@ class Globally:
         )
 
 
-def test_global_generators_differ_and_follow_from_torchs_seed():
-    def numbers(seed):
-        torch.manual_seed(seed)
-        pipe = GymStepper(short, Globally(), seed=0).parallel(2, **FORK)
-        r = rows(islice(pipe, 16))
-        pipe.close()
-        return [r[n].tolist() for n in 'tnp']
-
-    once = numbers(3)
-    assert all(len(set(x)) == 16 for x in once)
-    assert numbers(3) == once and numbers(4) != once
-
-
 def test_environments_without_a_seed_differ():
     "Even where each worker has a copy of one environment that was seeded and stepped before"
     env = gym.make('CartPole-v1')
@@ -167,18 +154,6 @@ def test_chunks_come_in_turn(workers, ahead, chunk, lengths):
         == pipe.ahead + chunk - 1
     )
     pipe.close()
-
-
-def test_finite_chains_end_and_begin_again():
-    "A worker that is done first lets the others go on; a second pass is a whole one"
-    pipe = GymStepper(short, zeros).header(5).parallel(2, chunk=2, **FORK)
-    for _ in range(2):
-        assert [int(b.env_id) for b in pipe] == [0, 0, 1, 1, 0, 0, 1, 1, 0, 1]
-    assert len(list(islice(pipe, 3))) == 3 and len(list(pipe)) == 7  # broken off, and gone on with
-    pipe.close()
-    nothing = GymStepper(short, zeros).header(0).parallel(2, **FORK)
-    assert list(nothing) == [] and list(nothing) == []
-    nothing.close()
 
 
 # ---- weights ----
@@ -493,26 +468,6 @@ def test_what_fails_at_the_start():
         next(iter(GymStepper(short, zeros).map(unsendable).parallel(1, **FORK)))
 
 
-def bomb():
-    raise EOFError('not a real end')
-
-
-class Bomb:
-    def __reduce__(self):
-        return bomb, ()
-
-
-def to_bomb(block):
-    return Bomb()
-
-
-def test_an_answer_that_cannot_be_read_ends_its_worker():
-    pipe = GymStepper(short, zeros).map(to_bomb).parallel(2, **FORK)
-    with pytest.raises(WorkerError, match='worker 0 of 2 failed; got EOFError: not a real end'):
-        next(iter(pipe))
-    pipe.close()
-
-
 def test_saving_where_a_worker_has_failed():
     pipe = GymStepper(partial(Fragile, fails), zeros).parallel(2, chunk=2, **FORK)
     list(islice(pipe, 6))
@@ -536,11 +491,6 @@ def test_saving_where_a_worker_has_failed():
 def test_mistaken_arguments(kw):
     with pytest.raises(ValueError, match=f'Parallel: {[*kw][0]}; got'):
         GymStepper('CartPole-v1').parallel(**kw)
-
-
-def test_items_that_no_environment_makes_are_not_made_by_every_worker():
-    with pytest.raises(ValueError, match='every worker would give these same items'):
-        Items([]).n_step(2, 0.9).parallel(2)
 
 
 # ---- nothing hangs, no process stays ----

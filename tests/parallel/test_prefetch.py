@@ -1,6 +1,6 @@
 """Drawing in a thread: the same batches whatever its speed, nothing lost, nothing written where it doesn't belong, nothing that hangs."""
 
-import gc, multiprocessing, pickle, queue, random, signal, subprocess, sys, threading, time
+import gc, multiprocessing, queue, random, signal, subprocess, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -107,19 +107,6 @@ def test_the_order_is_that_of_the_calls(kind, ahead, kw):
     got = list(answered(replay.prefetch(ahead), wait=0.002))
     assert len(got) == len(want) > 10
     assert same(got, want)
-
-
-def test_a_holder_of_the_lock_does_not_wait():
-    "A schedule that asks its replay, in the thread; and a second stage on the same replay"
-    replay = PrioritizedReplay(
-        blocks(20),
-        bs=1,
-        max_sz=9,
-        seed=0,
-        beta=lambda n: min(1.0, ExperienceReplay.stats(replay)['fill']),
-    )
-    a, b = replay.prefetch(2), replay.prefetch(3)
-    assert len(take(a, 5)) == 5 and len(take(b, 5)) == 5 and len(take(a, 5)) == 5
 
 
 # ---- two threads, any callers ----
@@ -301,17 +288,6 @@ def test_a_restored_chain_goes_on(kind, k):
     assert all(i._replay is b.source for i in y)
 
 
-def test_a_state_may_be_loaded_over_another():
-    "What was drawn before is gone, and another `ahead` is no obstacle"
-    a = KINDS['uniform'](blocks(20), bs=1).prefetch(3)
-    b = KINDS['uniform'](blocks(20), bs=1, seed=5).prefetch(1)
-    batches = iter(a)
-    list(islice(batches, 4))
-    list(islice(b, 2))
-    b.load_state_dict(through_file(a.state_dict()))
-    assert same(list(batches), list(b))
-
-
 @pytest.mark.parametrize('left', [1, 9, 17])
 def test_a_pass_that_was_left_is_over_in_a_restored_chain_too(left):
     "Also where the source had ended, and only what was drawn was left: the next pass has begun, and has not asked yet"
@@ -325,14 +301,6 @@ def test_a_pass_that_was_left_is_over_in_a_restored_chain_too(left):
     assert (
         same(list(b), want) and len(want) > 9
     )  # was: the restored chain took the source's pass for over, and gave what was left
-
-
-def test_a_pickle_holds_no_batches():
-    pipe = KINDS['proportional'](blocks(20)).prefetch(2)
-    take(pipe, 5)
-    assert len(pickle.dumps(pipe)) < len(pickle.dumps(pipe.source)) + 500
-    copy = pickle.loads(pickle.dumps(pipe))
-    assert len(copy.source.memory) == len(pipe.source.memory) > 0
 
 
 # ---- threads and processes ----

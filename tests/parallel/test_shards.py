@@ -94,23 +94,6 @@ def test_as_a_local_replay(kind):
     assert got == drawn_from(sharded(0, kind=kind, looks=False), 1)
 
 
-def test_any_form_of_a_batch_answers():
-    "Slices, copies, one row, batches that were joined, late ones and twice"
-    with sharded(looks=False) as pipe:
-        a, b, c = islice(pipe, 3)
-        for batch, td in [
-            (a[:2], [1, 2]),
-            (a[torch.tensor([True, False, False, True])], [3, 4]),
-            (b.copy(), [5, 6, 7, 8]),
-            (Steps.cat([a, b]), range(8)),
-            (c[1], 2.0),
-            (a, torch.ones(4, requires_grad=True)),
-        ]:
-            batch.update_priorities(td)
-        list(islice(pipe, 4))
-        assert pipe.stats()['stale'] == 0
-
-
 WRONG = {
     'prioritized': [
         (torch.ones(4, 2), 'got 8; expected 4, one for each key'),
