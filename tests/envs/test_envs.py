@@ -70,7 +70,7 @@ SOURCES = {
 }
 
 
-@cases(40)
+@cases(10)
 @given(worlds, st.lists(st.booleans(), min_size=16, max_size=16))
 def test_random_scripts_give_the_oracles_rows_from_every_source(lengths, ends):
     "Any episode lengths and endings, any kind of source: the rows that are read off the script, in order"

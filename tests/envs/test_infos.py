@@ -283,6 +283,7 @@ TINY = dict(
 )
 
 
+@pytest.mark.slow
 def test_successes_of_a_run(tmp_path, capsys):
     run = start(recipe('cartpole', **TINY), tmp_path / 'r')
     run.train()

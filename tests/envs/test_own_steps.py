@@ -40,8 +40,6 @@ def vector(mode):
     )
 
 
-def until(rows, k):
-    return rows[(rows['episode_n'] <= k)]
 
 
 @pytest.mark.parametrize(
