@@ -40,8 +40,6 @@ def vector(mode):
     )
 
 
-
-
 @pytest.mark.parametrize(
     'make',
     [lambda: ExperienceReplay(None, 1, 1000), lambda: SequenceReplay(None, 1, 1000, length=2)],
@@ -148,19 +146,6 @@ def test_what_is_refused_leaves_all_as_it_was(bad, says, chain):
         with pytest.raises((ValueError, TypeError), match=says):
             one.add_step(**dict(good, **{}) | bad)
     assert np.array_equal(one.memory[:].rows, other.memory[:].rows)
-
-
-def test_without_a_first_step_nothing_is_decided():
-    replay = ExperienceReplay(None, 1, 100)
-    for bad in dict(obs='up'), dict(obs=[np.nan]), dict(action=None), dict(reward=[[1.0]]):
-        with pytest.raises((ValueError, TypeError)):
-            replay.add_step(
-                **dict(
-                    dict(obs=[1.0], action=1, reward=1.0, next_obs=[3.0], terminated=False), **bad
-                )
-            )
-    replay.add_step([1, 2], 0.0, 1, [3, 4], True)
-    assert replay.memory[:].rows['state'].dtype == np.int64 and len(replay) == 1
 
 
 def going_on(replay, times, k=0):
