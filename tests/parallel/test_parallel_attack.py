@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from fastrl_replay.all import *
 from fastrl_replay.parallel.processes import Processes
 from fastrl_replay.testing import through_file
-from workers import FORK, no_process_is_left, short, zeros  # noqa: F401
+from workers import FORK, no_process_is_left, short, within, zeros  # noqa: F401
 
 
 def steps(blocks):
@@ -205,7 +205,7 @@ class Parent(ScriptedEnv):
 def test_the_death_of_a_worker_with_children_is_noticed(ordered):
     env = lambda: Parent(**script(3))
     pipe = GymStepper(env, zeros).parallel(2, ordered=ordered, **FORK)
-    with pytest.raises(WorkerError, match='worker . of 2 failed.*signal SIGKILL'):
+    with within(60), pytest.raises(WorkerError, match='worker . of 2 failed.*signal SIGKILL'):
         next(iter(pipe))
 
 
