@@ -1,9 +1,10 @@
 "Steps of a loop, as `add_step` takes them, are the rows that `GymStepper` makes of the same environments"
 
-import io, pickle
+import pickle
 import numpy as np, pytest, torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from fastrl_replay.all import *
+from fastrl_replay.testing import through_file
 
 
 def rows_of(memory):
@@ -171,12 +172,9 @@ def test_counting_goes_on(how, tmp_path):
         first.close()
         second = made()
     else:
-        file = io.BytesIO()
-        torch.save(first.state_dict(), file)
-        file.seek(0)
         second = made()
         going_on(second, 3)
-        second.load_state_dict(torch.load(file, weights_only=True))
+        second.load_state_dict(through_file(first.state_dict()))
     going_on(second, 17, 13)
     assert np.array_equal(second.memory[:].rows, whole.memory[:].rows)
 
@@ -430,15 +428,10 @@ def test_groups_that_change_are_counted_one_by_one(seed):
             model[e] = (episode, made, total, bool(is_over))
         if k % 40 == 39:
             state, own = own.state_dict(), OwnSteps()
-            own.load_state_dict(torch.load(io.BytesIO(through(state)), weights_only=True))
+            own.load_state_dict(through_file(state))
     got = np.concatenate([b.rows for b in own])[
         ['env_id', 'episode_n', 'step_n', 'total_reward']
     ].tolist()
     assert [g[:3] for g in got] == [w[:3] for w in wanted] and np.allclose(
         [g[3] for g in got], [w[3] for w in wanted], atol=1e-5
     )
-
-
-def through(state):
-    torch.save(state, file := io.BytesIO())
-    return file.getvalue()
