@@ -55,16 +55,6 @@ def whole(tmp_path_factory):
     return out
 
 
-@pytest.fixture(scope='module')
-def machine():
-    "Ray, on this one"
-    from combinations import start_ray
-
-    ray = start_ray()
-    yield
-    ray.shutdown()
-
-
 # ---- Chromium, for tests that are marked `browser` ----
 
 CHROMIUM = (

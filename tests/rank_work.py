@@ -55,27 +55,27 @@ class Fed:
         return found if len(shape) == 3 else found[0]
 
 
+def distance(a, b):
+    "The largest difference of any weight"
+    return max(
+        (p - q).abs().max().item()
+        for name in a.learned
+        for p, q in zip(getattr(a, name).parameters(), getattr(b, name).parameters())
+    )
+
+
 def equal(kind, ranks):
     "Half batches in two ranks, and whole ones in one process: 20 updates each"
     mine, whole, fed = learner(kind, 3), learner(kind, 3), Fed()
-    mine.ranks, torch.randn, off, records = ranks, fed, 0.0, []
+    mine.ranks, torch.randn, records = ranks, fed, 0.0
     for i in range(20):
         batch = rows(32, TWO if kind == 'dqn' else UNIT, i)
         fed.set(32, 2)
         b = whole.learn(batch)
         fed.part = slice(ranks.rank, None, ranks.size)
         a = mine.learn(batch[fed.part])
-        records.append(max(abs(a[k] - b[k]) for k in b))
-    for name in mine.learned:
-        for p, q in zip(getattr(mine, name).parameters(), getattr(whole, name).parameters()):
-            off = max(off, (p - q).abs().max().item())
-    start = learner(kind, 3)
-    moved = max(
-        (p - q).abs().max().item()
-        for name in mine.learned
-        for p, q in zip(getattr(mine, name).parameters(), getattr(start, name).parameters())
-    )
-    say(off=off, records=max(records), moved=moved)
+        records = max([records, *(abs(a[k] - b[k]) for k in b)])
+    say(off=distance(mine, whole), records=records, moved=distance(mine, learner(kind, 3)))
 
 
 def sequences(ranks):
@@ -83,9 +83,8 @@ def sequences(ranks):
 
     def make():
         torch.manual_seed(5)
-        return R2D2Learner(
-            [], RecurrentNet(gym.make('CartPole-v1').observation_space, TWO, 8), gamma=0.9, n=2
-        )
+        space = gym.make('CartPole-v1').observation_space
+        return R2D2Learner([], RecurrentNet(space, TWO, 8), gamma=0.9, n=2)
 
     replay = SequenceReplay(
         None, bs=8, max_sz=400, length=30, burn_in=2, overlap=0, seed=1, state='zero'
@@ -99,41 +98,21 @@ def sequences(ranks):
         batch = replay.sample()
         b, a = whole.learn(batch), mine.learn(batch[ranks.rank :: ranks.size])
         off = max([off, *(abs(a[k] - b[k]) for k in b)])
-    say(
-        off=max(
-            [
-                off,
-                *(
-                    (p - q).abs().max().item()
-                    for p, q in zip(mine.model.parameters(), whole.model.parameters())
-                ),
-            ]
-        ),
-        lengths=batch.train.mask.sum(1).tolist(),
-    )
+    say(off=max(off, distance(mine, whole)), lengths=batch.train.mask.sum(1).tolist())
 
 
 def differs(ranks, what):
     "A chain that is another one in rank 1"
-    mine = ranks.rank and what
-    net = value_net(
-        gym.make('CartPole-v1').observation_space, TWO, (8,) if mine == 'networks' else (16,)
-    )
+    usual = dict(n=2, gamma=0.99, ratio=0.25, lr=1e-3, tau=1.0, target_every=100, networks=16)
+    other = dict(n=3, gamma=0.9, ratio=0.5, lr=1e-2, tau=0.5, target_every=50, networks=8)
+    mine = {k: other[k] if ranks.rank and k == what else usual[k] for k in usual}
+    net = value_net(gym.make('CartPole-v1').observation_space, TWO, (mine['networks'],))
     steps = GymStepper('CartPole-v1', EpsGreedy(net, 0.3, seed=0), seed=0)
-    steps = steps.n_step(3 if mine == 'n' else 2, gamma=0.9 if mine == 'gamma' else 0.99)
-    kw = dict(bs=8, warmup=16, ratio=0.5 if mine == 'ratio' else 0.25, seed=ranks.rank)
-    replay = (
-        steps.experience_replay(**kw)
-        if mine == 'memory'
-        else steps.prioritized_replay(**kw, alpha=0.5 if mine == 'alpha' else 0.6)
-    )
-    how = dict(lr=1e-3, tau=1.0, target_every=100) | {
-        k: v for k, v in dict(lr=1e-2, tau=0.5, target_every=50).items() if k == mine
-    }
-    if mine == 'schedule':
-        how['lr'] = LinearSchedule(1e-3, 1e-4, 100)
-    if mine == 'optimizer':
-        how['optimizer'] = lambda params: torch.optim.SGD(params, 1e-3)
+    steps = steps.n_step(mine['n'], gamma=mine['gamma'])
+    uniform = ranks.rank and what == 'memory'
+    make = steps.experience_replay if uniform else steps.prioritized_replay
+    replay = make(bs=8, warmup=16, ratio=mine['ratio'], seed=ranks.rank)
+    how = {k: mine[k] for k in ('lr', 'tau', 'target_every')}
     for record in ranks.join(replay.dqn(net, **how), max_steps=500):
         pass
 

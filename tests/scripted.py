@@ -16,17 +16,6 @@ from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.testing import ScriptedEnv, through_file
 
 MODES = 'NextStep', 'SameStep', 'Disabled'
-IDS = (
-    'CartPole-v1',
-    'MountainCar-v0',
-    'MountainCarContinuous-v0',
-    'Pendulum-v1',
-    'Acrobot-v1',
-    'Blackjack-v1',
-    'FrozenLake-v1',
-    'CliffWalking-v1',
-    'Taxi-v4',
-)
 
 
 def take(pipe, n):

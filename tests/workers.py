@@ -1,6 +1,6 @@
 "What tests of worker processes share."
 
-import gc, os, time
+import gc, os, signal, time
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -42,6 +42,26 @@ def no_process_is_left():
     while mp.active_children() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not mp.active_children()
+
+
+class Late(BaseException):
+    "No `Exception`: nothing takes it for the error of a worker"
+
+
+@contextmanager
+def within(seconds):
+    "End what takes longer, so that a test that hangs fails"
+
+    def late(*_):
+        raise Late(f'{seconds} seconds')
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 TESTS = Path(__file__).parent

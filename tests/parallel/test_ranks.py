@@ -4,12 +4,11 @@ import json, os, re, signal, socket, subprocess, sys, time
 from pathlib import Path
 
 import numpy as np, pytest, torch
-from fastrl_replay.app.recipe_settings import recipe
-from fastrl_replay.app.recipes import Agent
 from fastrl_replay.app.runs import reopen
 from fastrl_replay.parallel.ranks import Ranks
 from fastrl_replay.steps.errors import ArgumentError
 
+pytestmark = pytest.mark.slow  # each process imports torch
 WORK = Path(__file__).parent.parent / 'rank_work.py'
 ENV = {
     k: v
@@ -66,29 +65,16 @@ def work(n, *args):
     return [json.loads(out) for out, _, _ in done if out]
 
 
-def train(n, *args, cwd, ok=True, **more):
-    "A recipe by torchrun"
-    torchrun = [
-        sys.executable,
-        '-W',
-        'ignore',
-        '-m',
-        'torch.distributed.run',
-        '--standalone',
-        '--nproc-per-node',
-        str(n),
-        *more.get('launch', ()),
-    ]
-    done = subprocess.run(
-        [*torchrun, '-m', 'fastrl_replay', 'train', *map(str, args)],
-        cwd=cwd,
-        env=ENV,
-        capture_output=True,
-        text=True,
-        timeout=500,
+TRAIN = '-m', 'fastrl_replay', 'train'
+
+
+def torchrun(*args, restarts=0):
+    "A recipe by torchrun, in two ranks"
+    launcher = '-W ignore -m torch.distributed.run --standalone --nproc-per-node 2'.split()
+    command = [sys.executable, *launcher, '--max-restarts', restarts, *TRAIN, *args]
+    return subprocess.Popen(
+        [*map(str, command)], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert (done.returncode == 0) == ok, done.stderr
-    return done
 
 
 # ---- equal to one ----
@@ -171,19 +157,14 @@ def test_a_rank_that_goes_is_named(n, how):
         ('networks', r'join: networks; got \[\d+, 4\] torch.float32 in rank'),
         ('memory', 'join: chain; got'),
         ('ratio', 'join: ratio; got'),
-        *(
-            (k, rf'join: .*{k}')
-            for k in ('lr', 'tau', 'target_every', 'gamma', 'n', 'alpha', 'optimizer')
-        ),
-        ('schedule', 'join: .*lr'),
+        *((k, f'join: .*{k}') for k in ('lr', 'tau', 'target_every', 'gamma', 'n')),
     ],
 )
 def test_ranks_that_differ_are_told_at_once(what, said):
-    "Both of them; one was ended by gloo with a signal, or both waited for half an hour"
-    began = time.monotonic()
-    for out, err, rc in ended(begin(2, str(WORK), 'differs', what), 60):
-        assert rc == 1 and re.search(said, err), err
-    assert time.monotonic() - began < 60
+    "Both of them"
+    for _, err, rc in ended(begin(2, str(WORK), 'differs', what), 60):
+        assert rc == 1
+        assert re.search(said, err), err
 
 
 # ---- recipes ----
@@ -216,125 +197,83 @@ QUICK = (
     'eval_episodes=2',
     'network=16',
 )
+RUN = 'cartpole-per', '--steps', 3_000, *QUICK
+
+
+def metrics(out):
+    if not (out / 'metrics.jsonl').exists():
+        return []
+    return [json.loads(l) for l in (out / 'metrics.jsonl').read_text().splitlines()]
+
+
+def timeless(out):
+    clocks = 'wall_s', 'steps_per_s', 'waited_s'
+    return [{k: v for k, v in l.items() if k not in clocks} for l in metrics(out)]
+
+
+def until(condition, seconds=90):
+    limit = time.monotonic() + seconds
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert condition()
+
+
+def same_runs(a, b):
+    "Have both runs the same lines and networks?"
+    assert timeless(a) == timeless(b)
+    for x, y in zip(nets(a, 2), nets(b, 2)):
+        assert same_tensors(x['pipe']['own'], y['pipe']['own'])
 
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
-    "A run of two ranks without a stop"
-    cwd = tmp_path_factory.mktemp('ranks')
-    done = train(2, 'cartpole-per', '--steps', 3_000, '--out', 'whole', *QUICK, cwd=cwd)
-    return cwd / 'whole', done
-
-
-def metrics(out):
-    return [json.loads(l) for l in (out / 'metrics.jsonl').read_text().splitlines()]
-
-
-def timeless(lines):
-    return [
-        {k: v for k, v in l.items() if k not in ('wall_s', 'steps_per_s', 'waited_s')}
-        for l in lines
-    ]
+    "A run of two ranks without a stop, and what it said"
+    out = tmp_path_factory.mktemp('ranks') / 'whole'
+    p = torchrun(*RUN, '--out', out)
+    said, err = p.communicate(timeout=500)
+    assert p.returncode == 0, err
+    return out, said
 
 
 def test_a_recipe_has_one_log_and_equal_networks(whole):
     "Steps and episodes of both are in it; updates are as many as with one process"
-    out, done = whole
+    out, said = whole
     a, b = nets(out, 2)
-    assert a['pipe']['stage'] == 'DQNLearner' and same_tensors(a['pipe']['own'], b['pipe']['own'])
+    assert same_tensors(a['pipe']['own'], b['pipe']['own'])
     assert not same_tensors(a['pipe']['above'], b['pipe']['above'])
     summary = json.loads((out / 'summary.json').read_text())
-    assert (
-        3_000 <= summary['env_steps'] < 3_000 + 2 * 256
-        and 0 <= (summary['env_steps'] - 1_000) / 2 - summary['updates'] < 8
-    )  # rows of 3 steps wait
-    journal = a['pipe']['above']
-    while journal['stage'] != 'Rounds':
-        journal = journal['above']
-    own = b['pipe']['above']
-    while own['stage'] != 'Journal':
-        own = own['above']
-    assert len(journal['own']['returns']) == summary['episodes'] > len(own['own']['returns']) > 5
-    assert (
-        done.stdout.count('into whole, 2 learners') == 1
-        and done.stdout.count('mean return of 20') == 1
-    )
+    assert 3_000 <= summary['env_steps'] < 3_000 + 2 * 256
+    assert 0 <= (summary['env_steps'] - 1_000) / 2 - summary['updates'] < 8  # rows of 3 steps wait
+    assert said.count('2 learners') == said.count('mean return of 20') == 1
     assert len([*(out / 'ranks').iterdir()]) == 1
 
 
 def test_one_process_looks_at_it(whole):
-    "Plays, and builds the chain of one rank; but goes on only with as many as it had"
+    "Plays, and builds the chain of one rank"
     agent, step = reopen(whole[0])
     assert step > 500 and agent.ranks.size == 1
-    r = subprocess.run(
-        [sys.executable, '-m', 'fastrl_replay', 'eval', str(whole[0]), '--episodes', '2'],
-        env=ENV,
-        capture_output=True,
-        text=True,
+    ((out, err, rc),) = ended(
+        begin(1, '-m', 'fastrl_replay', 'eval', str(whole[0]), '--episodes', '2')
     )
-    assert r.returncode == 0 and 'mean return of 2 episodes' in r.stdout, r.stderr
-    r = subprocess.run(
-        [
-            sys.executable,
-            '-m',
-            'fastrl_replay',
-            'train',
-            '--resume',
-            str(whole[0]),
-            '--steps',
-            '9000',
-        ],
-        env=ENV,
-        capture_output=True,
-        text=True,
-    )
-    assert (
-        r.returncode == 2
-        and 'begun with another number of learners; got 1; expected 2. Remedy: torchrun --nproc-per-node 2'
-        in r.stderr
-    ), r.stderr
+    assert rc == 0, err
+    assert 'mean return of 2 episodes' in out
 
 
 def test_a_run_in_two_goes_is_the_same(whole, tmp_path):
-    "SIGTERM to one of the ranks stops both, and they go on bit for bit"
-    ps = begin(
-        2,
-        '-m',
-        'fastrl_replay',
-        'train',
-        'cartpole-per',
-        '--steps',
-        '3000',
-        '--out',
-        str(tmp_path / 'two'),
-        *QUICK,
-    )
-    until = time.monotonic() + 90
-    while time.monotonic() < until and not (
-        (tmp_path / 'two/metrics.jsonl').exists() and metrics(tmp_path / 'two')
-    ):
-        time.sleep(0.02)
+    "SIGTERM to one of the ranks stops both; as many go on, bit for bit"
+    out = tmp_path / 'two'
+    ps = begin(2, *TRAIN, *map(str, RUN), '--out', str(out))
+    until(lambda: metrics(out))
     ps[1].send_signal(signal.SIGTERM)
-    for out, err, rc in ended(ps):
+    for _, err, rc in ended(ps):
         assert rc in (130, 143), err
-    stopped = nets(tmp_path / 'two', 2)
-    assert same_tensors(stopped[0]['pipe']['own'], stopped[1]['pipe']['own'])
-    for n in 1, 3:
-        for out, err, rc in ended(
-            begin(n, '-m', 'fastrl_replay', 'train', '--resume', str(tmp_path / 'two'))
-        ):
-            assert (
-                rc == 2
-                and f'another number of learners; got {n}; expected 2. Remedy: torchrun --nproc-per-node 2'
-                in err
-            ), err
-    for out, err, rc in ended(
-        begin(2, '-m', 'fastrl_replay', 'train', '--resume', str(tmp_path / 'two'))
-    ):
+    resume = (*TRAIN, '--resume', str(out))
+    for _, err, rc in ended(begin(1, *resume)):
+        assert rc == 2
+        assert 'another number of learners; got 1; expected 2. Remedy: torchrun' in err
+    for _, err, rc in ended(begin(2, *resume)):
         assert rc == 0, err
-    assert timeless(metrics(tmp_path / 'two')) == timeless(metrics(whole[0]))
-    for a, b in zip(nets(tmp_path / 'two', 2), nets(whole[0], 2)):
-        assert same_tensors(a['pipe']['own'], b['pipe']['own'])
+    same_runs(out, whole[0])
 
 
 def rank_processes(out):
@@ -356,100 +295,38 @@ def rank_processes(out):
 @pytest.mark.skipif(not Path('/proc/self').exists(), reason='processes are found in /proc')
 @pytest.mark.parametrize('restarts', [0, 1])
 def test_a_rank_that_is_killed(whole, tmp_path, restarts):
-    "By torchrun: the other one says which, nothing is left over, and it goes on from the last checkpoint, begun again by hand or by the launcher"
+    "The other one says which, nothing is left over, and it goes on from the last checkpoint, begun again by hand or by the launcher"
     out = tmp_path / 'killed'
-    torchrun = [
-        sys.executable,
-        '-W',
-        'ignore',
-        '-m',
-        'torch.distributed.run',
-        '--standalone',
-        '--nproc-per-node',
-        '2',
-        '--max-restarts',
-        str(restarts),
-    ]
-    p = subprocess.Popen(
-        [
-            *torchrun,
-            '-m',
-            'fastrl_replay',
-            'train',
-            'cartpole-per',
-            '--steps',
-            '3000',
-            '--out',
-            str(out),
-            *QUICK,
-        ],
-        env=ENV,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    until = time.monotonic() + 90
-    while time.monotonic() < until and not (
-        (out / 'metrics.jsonl').exists() and any(m['env_steps'] >= 1_500 for m in metrics(out))
-    ):
-        time.sleep(0.02)
+    p = torchrun(*RUN, '--out', out, restarts=restarts)
+    until(lambda: any(m['env_steps'] >= 1_500 for m in metrics(out)))
     os.kill(rank_processes(out)[1], signal.SIGKILL)
-    said, err = p.communicate(timeout=200)
-    assert 'rank 0 of 2 waited for the others: rank 1 has gone' in err, err
+    _, err = p.communicate(timeout=200)
+    assert 'rank 0 of 2 waited for the others: rank 1 has gone' in err
     assert f'torchrun --nproc-per-node 2 -m fastrl_replay train --resume {out}' in err
-    assert not rank_processes(out) and (p.returncode == 0) == bool(restarts)
+    assert not rank_processes(out)
+    assert (p.returncode == 0) == bool(restarts)
     if not restarts:
-        train(2, '--resume', out, cwd=tmp_path)
-    assert timeless(metrics(out)) == timeless(metrics(whole[0]))
-    for a, b in zip(nets(out, 2), nets(whole[0], 2)):
-        assert same_tensors(a['pipe']['own'], b['pipe']['own'])
+        again = torchrun('--resume', out)
+        again.communicate(timeout=200)
+        assert again.returncode == 0
+    same_runs(out, whole[0])
 
 
 @pytest.mark.skipif(not Path('/proc/self').exists(), reason='processes are found in /proc')
 def test_ranks_end_with_their_launcher(tmp_path):
     "Killed, it ends nobody; they save, and don't go on alone"
     out = tmp_path / 'orphans'
-    torchrun = [
-        sys.executable,
-        '-W',
-        'ignore',
-        '-m',
-        'torch.distributed.run',
-        '--standalone',
-        '--nproc-per-node',
-        '2',
-    ]
-    p = subprocess.Popen(
-        [
-            *torchrun,
-            '-m',
-            'fastrl_replay',
-            'train',
-            'cartpole-per',
-            '--steps',
-            '300000',
-            '--out',
-            str(out),
-            *QUICK,
-        ],
-        env=ENV,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    until = time.monotonic() + 90
-    while time.monotonic() < until and not ((out / 'metrics.jsonl').exists() and metrics(out)):
-        time.sleep(0.02)
-    ranks = [*rank_processes(out).values()]
+    p = torchrun('cartpole-per', '--steps', 300_000, *QUICK, '--out', out)
+    until(lambda: metrics(out))
+    ranks = rank_processes(out)
+    assert len(ranks) == 2
     p.kill()
     p.wait()
-    killed = time.monotonic()
-    while any(Path(f'/proc/{r}').exists() for r in ranks) and time.monotonic() < killed + 60:
-        time.sleep(0.1)
-    took = time.monotonic() - killed
-    for r in ranks:
-        if Path(f'/proc/{r}').exists():
-            os.kill(r, signal.SIGKILL)
-    assert len(ranks) == 2 and took < 20, took
+    try:
+        until(lambda: not rank_processes(out), 20)
+    finally:
+        for pid in rank_processes(out).values():
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -457,38 +334,16 @@ def test_ranks_end_with_their_launcher(tmp_path):
     [
         (
             ['cartpole', '--shards', '2'],
-            "setting 'shards' with 2 learners (--nproc-per-node); got 2; expected 0. Remedy: --set shards=0",
+            "setting 'shards' with 2 learners .* Remedy: --set shards=0",
         ),
-        (
-            ['cartpole', '--set', 'bs=33'],
-            "setting 'bs' with 2 learners (--nproc-per-node); got 33; expected a multiple of 2. Remedy: --set bs=34",
-        ),
-        (['taxi'], "setting 'learner' with 2 learners"),
+        (['cartpole', '--set', 'bs=33'], 'expected a multiple of 2. Remedy: --set bs=34'),
     ],
 )
 def test_what_ranks_cannot_have_is_refused_at_once(tmp_path, changes, said):
-    for out, err, rc in ended(
-        begin(2, '-m', 'fastrl_replay', 'train', *changes, '--out', str(tmp_path / 'no'))
-    ):
-        assert rc == 2 and said in err, err
+    for _, err, rc in ended(begin(2, *TRAIN, *changes, '--out', str(tmp_path / 'no'))):
+        assert rc == 2
+        assert re.search(said, err), err
     assert not (tmp_path / 'no').exists()
-
-
-@pytest.mark.parametrize(
-    'key, value',
-    dict(
-        engine='ray',
-        data='x',
-        memory_path='m',
-        normalise_states=True,
-        normalise_rewards=True,
-        envs=3,
-        workers=3,
-    ).items(),
-)
-def test_settings_that_cannot_be_divided(key, value):
-    with pytest.raises(ValueError, match=f"setting '{key}' with 2 learners"):
-        Agent({**recipe('cartpole').settings, 'ranks': 2, key: value})
 
 
 def test_one_that_fails_at_once_is_named_by_the_other(tmp_path):
@@ -505,26 +360,6 @@ def test_one_that_fails_at_once_is_named_by_the_other(tmp_path):
     ), other
 
 
-def test_actors_in_processes(tmp_path):
-    "Each rank has its part of the workers, with numbers and seeds that are its own"
-    train(
-        2,
-        'cartpole',
-        '--workers',
-        2,
-        '--steps',
-        2_000,
-        '--out',
-        'w',
-        *QUICK,
-        'envs=2',
-        cwd=tmp_path,
-    )
-    a, b = nets(tmp_path / 'w', 2)
-    assert same_tensors(a['pipe']['own'], b['pipe']['own'])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('place', ['memory', 'disk'])
 def test_rows_stay_with_their_rank(tmp_path, place):
     "As many ranks go on batch for batch; with more or fewer it is said how many there were, and on disk the rows are found without a checkpoint"
@@ -533,30 +368,19 @@ def test_rows_stay_with_their_rank(tmp_path, place):
         return sorted(work(n, 'resumed', tmp_path, place, do), key=lambda said: said['rank'])
 
     begun = ranks(2, 'begin')
-    assert (
-        ranks(2, 'resume') == begun
-        and begun[0]['seen'] != begun[1]['seen']
-        and all(len(said['seen']) == 20 for said in begun)
-    )
+    assert begun[0]['seen'] != begun[1]['seen']
+    assert ranks(2, 'resume') == begun
+    other = 'a checkpoint of another number of ranks; got {}; expected 2. Remedy: torchrun'
     for said in ranks(3, 'resume')[:2]:
-        assert (
-            'a checkpoint of another number of ranks; got 3; expected 2. Remedy: torchrun --nproc-per-node 2: rows stay with their rank'
-            in said['error']
-        )
+        assert other.format(3) in said['error']
     (alone,) = ranks(1, 'resume')
     if place == 'memory':
-        assert (
-            'a checkpoint of another number of ranks; got 1; expected 2. Remedy: torchrun --nproc-per-node 2'
-            in alone['error']
-        )
+        assert other.format(1) in alone['error']
         return
-    assert re.search(
-        'memory is not a memory, and not empty; got shard-0, shard-1.*or torchrun', alone['error']
-    )
+    assert 'is not a memory, and not empty; got shard-0, shard-1' in alone['error']
     found = ranks(3, 'find')
-    assert [said['environments'] for said in found] == [[0, 1], [2, 3], []] and all(
-        said['rows'] > 100 for said in found[:2]
-    )
+    assert [said['environments'] for said in found] == [[0, 1], [2, 3], []]
+    assert all(said['rows'] > 100 for said in found[:2])
 
 
 # ---- alone ----
@@ -567,23 +391,10 @@ def test_without_torchrun_there_is_one(monkeypatch):
     for k in 'RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT':
         monkeypatch.delenv(k, raising=False)
     ranks = Ranks()
-    assert (ranks.rank, ranks.size) == (0, 1) and not torch.distributed.is_initialized()
-    assert ranks.gather('x') == ['x'] and type(ranks.mean(torch.tensor(2))) is torch.Tensor
-    monkeypatch.setenv('WORLD_SIZE', '2')
-    with pytest.raises(ArgumentError, match='torchrun --nproc-per-node 2'):
-        Ranks()
-    monkeypatch.setenv('WORLD_SIZE', 'many')
-    with pytest.raises(ArgumentError, match='a whole number'):
-        Ranks()
-    assert (
-        'ranks' not in recipe('cartpole').settings
-        and type(Agent(recipe('cartpole').settings).journal).__name__ == 'Journal'
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name, goal', [('cartpole', 475), ('pendulum-sac', -250)])
-def test_two_learners_learn(tmp_path, name, goal):
-    train(2, name, '--out', 'run', cwd=tmp_path)
-    summary = json.loads((tmp_path / 'run/summary.json').read_text())
-    assert summary['solved_at_step'] is not None or summary['final_return'] >= goal, summary
+    assert (ranks.rank, ranks.size) == (0, 1)
+    assert not torch.distributed.is_initialized()
+    assert ranks.gather('x') == ['x']
+    for wrong, says in ('2', 'torchrun --nproc-per-node 2'), ('many', 'a whole number'):
+        monkeypatch.setenv('WORLD_SIZE', wrong)
+        with pytest.raises(ArgumentError, match=says):
+            Ranks()

@@ -13,7 +13,7 @@ def build():
     return (
         GymStepper('CartPole-v1', seed=0)
         .prioritized_replay(bs=4, max_sz=100, seed=0)
-        .parallel(2, chunk=2)
+        .parallel(2, chunk=2, method='fork')
     )
 
 
