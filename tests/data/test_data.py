@@ -1,6 +1,7 @@
 """Recorded data in and out, with the real libraries: Minari, Arrow, Hugging Face, Stable-Baselines3; and mixtures of memories."""
 
 import pickle
+import warnings
 from inspect import signature
 
 import gymnasium as gym

@@ -360,10 +360,10 @@ def spoken(info, said, steps=40, vector=False, policy=None):
 
 @pytest.mark.parametrize('vector', [False, True])
 def test_a_default_of_a_misspelt_name_is_said_once(vector):
-    "With the nearest name that did come, after the first episodes; not where it came, nor before"
+    "A missing entry, if another one has nearly the same name"
     ones = np.ones(3, bool)
     (said,) = spoken(dict(actions_mask=ones), dict(action_mask=ones), vector=vector)
-    assert "'actions_mask' of info has not come" in said
+    assert "'actions_mask' is not in info" in said
     assert "did you mean 'action_mask'?" in said
     assert not spoken(dict(action_mask=ones), dict(action_mask=ones), vector=vector)
     assert not spoken(dict(won=False), {}, 4, vector=vector)
