@@ -182,7 +182,9 @@ class Source(Positioned):
 
 
 @pytest.mark.parametrize(
-    'factory', [Adds, lambda s: Cycler(Adds(Header(s, 5)), 4), lambda: Source()], ids=str
+    'factory',
+    [Adds, lambda s: Cycler(Adds(Header(s, 5)), 4), lambda: Source()],
+    ids=['one stage', 'chain', 'source'],
 )
 def test_stages_that_keep_the_contract_pass(factory):
     found = check_contract(factory)

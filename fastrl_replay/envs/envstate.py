@@ -74,6 +74,15 @@ def _arrays_of(data):
     return {n: x for n, x in found.items() if isinstance(x, np.ndarray) and x.dtype.kind == 'f'}
 
 # %% ../../nbs/envs/envstate.ipynb #7d4aba15
+def _is_unused(bits):
+    "Return whether a bit generator was seeded by the system and has drawn nothing"
+    seq = getattr(bits, 'seed_seq', None)
+    if not isinstance(getattr(seq, 'entropy', None), int) or seq.entropy < 1 << 64:
+        return False
+    new = type(bits)(np.random.SeedSequence(seq.entropy, spawn_key=seq.spawn_key))
+    return new.state == bits.state
+
+
 class _Encoder:
     "Makes data for a checkpoint; it knows what it has seen"
 
@@ -127,7 +136,8 @@ class _Encoder:
         "The random numbers of a space, and of its parts"
         parts = getattr(x, 'spaces', ())
         parts = parts.values() if isinstance(parts, dict) else parts
-        state = None if x._np_random is None else encode(x._np_random)
+        used = x._np_random is not None and not _is_unused(x._np_random.bit_generator)
+        state = encode(x._np_random) if used else None
         return dict(kind='space', random=state, parts=[self._space(p) for p in parts])
 
     def _alone(self, x):

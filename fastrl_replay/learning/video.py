@@ -81,9 +81,13 @@ def recording(
             films.append(film)
             return [film if film.env is first else lambda: film, *others]
 
-        yield filmed
-        for film in films:
-            if film.recording:
-                film.stop_recording()
+        try:
+            yield filmed
+            for film in films:
+                if film.recording:
+                    film.stop_recording()
+        finally:
+            for film in films:
+                film.recorded_frames = []  # or gymnasium warns of them after an error
         for video in Path(folder).rglob('*.mp4'):
             os.replace(video, path)

@@ -375,14 +375,16 @@ class Replay(Pipe):
         steps = first.take(values, *how)
         if self._initial is not None and len(steps):
             self._check_initial(steps)
+        given = False
         try:
             first.give(steps)
+            given = True
             keys = [self.add(block) for block in self.blocks()]
-        except BaseException:
-            if before is None:
-                first.break_off()
-            else:
+        except BaseException as e:
+            if before is not None:
                 chain.load_state_dict(before)
+            elif given or not isinstance(e, Exception):
+                first.break_off()
             raise
         first.proven = first.proven or len(keys) > 0
         return np.concatenate(keys) if keys else np.zeros(0, np.int64)

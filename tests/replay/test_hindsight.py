@@ -365,7 +365,9 @@ def test_on_disk(tmp_path):
     b.load_state_dict(state)
     twin.add(Episodes(3).block(story(33)))
     twin.sample()
-    assert same(b.sample(), twin.sample())
+    one, other = b.sample(), twin.sample()
+    one.index[:] -= b.memory.base  # keys of this process continue above those that were given out
+    assert same(one, other)
     b.close()
 
 
