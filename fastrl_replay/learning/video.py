@@ -28,9 +28,9 @@ def filmed_env(
         else:
             env = source if isinstance(source, (gym.Env, VectorEnv)) else source()
         if not isinstance(env, VectorEnv):
+            film = RecordVideo(env, folder, lambda episode: episode == 0)
             env.reset(seed=0)
             frame = env.render()
-            film = RecordVideo(env, folder, lambda episode: episode == 0)
     except Exception as e:
         missing = isinstance(e, (gym.error.DependencyNotInstalled, ImportError))
         raise ArgumentError(
