@@ -79,7 +79,7 @@ OPTIONS = dict(  # of all commands
         help='play with the model of the best evaluation (best.pt), not with that of the last checkpoint',
     ),
     record=dict(
-        metavar='FILE', help='a video of the first episode: FILE.mp4 or FILE.gif (extra video)'
+        metavar='FILE', help='a video of the first episode: FILE.mp4 (extra video)'
     ),
     trust=dict(
         _FLAG,

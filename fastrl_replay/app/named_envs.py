@@ -70,14 +70,19 @@ def reaches_outside(
     text: str,  # the setting `env`, `wrappers` or `train_wrappers`
 ) -> bool:
     "Return whether a setting names a module, or has arguments that are texts or large numbers"
-
-    def small(value):
-        if isinstance(value, tuple):
-            return all(map(small, value))
-        return value is None or isinstance(value, (int, float)) and abs(value) < 10_000
-
-    calls = read_calls('env', text)
-    return any(c.module or not small((*c.args, *c.kwargs.values())) for c in calls)
+    room = 100_000.0  # wrappers multiply their sizes
+    for call in read_calls('env', text):
+        values = [*call.args, *call.kwargs.values()]
+        for value in values:
+            if isinstance(value, tuple):
+                values.extend(value)
+            elif isinstance(value, (int, float)) and abs(value) < 10_000:
+                room /= max(abs(value), 1)
+            elif value is not None:
+                return True
+        if call.module:
+            return True
+    return room < 1
 
 # %% ../../nbs/app/named_envs.ipynb #896e90cd
 class Observe(gym.ObservationWrapper):

@@ -89,6 +89,8 @@ def memory_dirs(
     n = s.get('shards', 0)
     if not path:
         return []
+    if n > 4096:
+        raise SettingsError('recipe', "setting 'shards'", n, 'at most 4096')
     dirs = [Path(path) / f'shard-{i}' for i in range(n)] if n > 1 else [Path(path)]
     for folder in dirs:
         if n > 1 and folder.is_symlink():
@@ -568,7 +570,7 @@ def play_episodes(
     agent: Agent,  # whose model plays
     episodes: int = 20,  # how many, each in another environment, or of another agent
     seed: int = 0,  # of the environments
-    record=None,  # a file .mp4 or .gif for a video of the first episode
+    record=None,  # a file .mp4 for a video of the first episode
 ) -> tuple:  # their returns, and whether they were successes; None: the environment doesn't say
     "Returns and successes of episodes without exploration"
     s = agent.settings

@@ -158,6 +158,7 @@ def test_settings_that_are_given_again_count(copy, capsys):
         ('env', 'CartPole-v1(sutton_barto_reward=no, x="{}/x.xml")'),
         ('train_wrappers', 'TimeLimit(50), RecordVideo(videos)'),
         ('wrappers', 'FrameStackObservation(20000000)'),
+        ('wrappers', 'FrameStackObservation(9999), FrameStackObservation(3000)'),
         ('env', 'fastrl_replay/Catch-v0(size=60_000)'),
     ],
 )
@@ -606,3 +607,12 @@ def test_metrics_of_many_names_are_refused(copy):
         read_metrics(copy)
     with within(20):
         assert Watch(*watched_in([copy]))('')
+
+
+def test_shards_of_a_run_are_not_counted_for_ever(tmp_path):
+    "A billion shards: neither a hang nor gigabytes of paths"
+    run, rows = with_memory(tmp_path)
+    change(run, shards=10**9)
+    with within(20):
+        runs, _ = watched_in([run])
+        assert [s['kind'] for s in runs[0].samples()] == ['run']
