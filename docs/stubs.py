@@ -54,6 +54,8 @@ def class_lines(cls):
     bases = ', '.join(b.__name__ for b in cls.__bases__)
     yield f'class {cls.__name__}({"IterDataPipe, Saves" if cls is pipe.Pipe else bases}):'
     yield '    source: Any' if cls is pipe.Pipe else '    ...'
+    if cls is pipe.Pipe:  # abstract in torch
+        yield '    def __iter__(self) -> Iterator[Any]: ...'
     for name, value in vars(cls).items():
         stage = getattr(value, 'stage', None)
         shown = name[0] != '_' or name in METHODS.split()

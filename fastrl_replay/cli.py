@@ -78,9 +78,7 @@ OPTIONS = dict(  # of all commands
         _FLAG,
         help='play with the model of the best evaluation (best.pt), not with that of the last checkpoint',
     ),
-    record=dict(
-        metavar='FILE', help='a video of the first episode: FILE.mp4 (extra video)'
-    ),
+    record=dict(metavar='FILE', help='a video of the first episode: FILE.mp4 (extra video)'),
     trust=dict(
         _FLAG,
         help="let all settings in the run's config.json count: modules, paths and clusters, too",

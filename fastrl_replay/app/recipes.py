@@ -35,7 +35,7 @@ from fastrl_replay.parallel.engines import (
     seed_generators,
     set_generators,
 )
-from ..parallel.ranks import Alone
+from ..parallel.ranks import Alone, RankError
 from ..parallel.stage import Parallel, as_engine
 from ..pipe import WorkerInfo
 from ..replay.replay import as_fraction
@@ -198,7 +198,7 @@ class Agent:
                 device = chosen_device(settings['device'], self.ranks)
                 self.settings = {**settings, 'device': device}
             self._build(self.settings, of_rank(self.settings))
-        except SettingsError:
+        except (SettingsError, RankError):
             raise
         except MISFITS as e:
             why = f'setting {e} is missing' if isinstance(e, KeyError) else ' '.join(str(e).split())

@@ -196,7 +196,13 @@ class Ranks(Alone):
         "Meet the others"
         self._own = not dist.is_initialized()
         if self._own:
-            dist.init_process_group(_backend(), timeout=self.timeout)
+            dist.init_process_group(
+                _backend(),
+                store=self._meeting_place(),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=self.timeout,
+            )
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._group = dist.new_group(backend='gloo', timeout=self.timeout)
         host = os.environ.get('MASTER_ADDR') or socket.gethostname()
@@ -208,6 +214,19 @@ class Ranks(Alone):
         self._held.enter_context(as_worker(WorkerInfo(self.rank, self.size)))
         if 'TORCHELASTIC_RUN_ID' in os.environ:
             threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
+
+    def _meeting_place(self):
+        "Return the store that torchrun or rank 0 keeps; after a restart, older keys are not read"
+        env = os.environ
+        kept = env.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
+        store = dist.TCPStore(
+            env['MASTER_ADDR'],
+            int(env['MASTER_PORT']),
+            world_size=None if kept else self.size,
+            is_master=self.leads and not kept,
+            timeout=self.timeout,
+        )
+        return dist.PrefixStore(f'restart {env.get("TORCHELASTIC_RESTART_COUNT", 0)}', store)
 
     def _call(self, call, *args, **kwargs):
         try:

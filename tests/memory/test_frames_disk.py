@@ -48,7 +48,8 @@ def add(line, rows, size=10):
 
 
 def files_of(path, kind='*'):
-    return sorted(path.glob(f'data-*/frames-*/*.{kind}'), key=lambda p: int(p.name.split('.')[0]))
+    found = path.glob(f'data-*/frames-*/[0-9]*.{kind}')
+    return sorted(found, key=lambda p: int(p.name.split('.')[0]))
 
 
 FAST = [('stack', 'lz4'), ('dict', None)]

@@ -301,7 +301,7 @@ def test_a_rank_that_is_killed(whole, tmp_path, restarts):
     until(lambda: any(m['env_steps'] >= 1_500 for m in metrics(out)))
     os.kill(rank_processes(out)[1], signal.SIGKILL)
     _, err = p.communicate(timeout=200)
-    assert 'rank 0 of 2 waited for the others: rank 1 has gone' in err
+    assert 'rank 0 of 2 waits for the others; gone: rank 1' in err
     assert f'torchrun --nproc-per-node 2 -m fastrl_replay train --resume {out}' in err
     assert not rank_processes(out)
     assert (p.returncode == 0) == bool(restarts)
@@ -356,7 +356,7 @@ def test_one_that_fails_at_once_is_named_by_the_other(tmp_path):
     assert (
         rc == rc2 == 2
         and 'there is a run already' in lead
-        and 'rank 0 has ended: SettingsError: run: there is a run already' in other
+        and 'rank 1 of 2 waits for the others; gone: rank 0' in other
     ), other
 
 
