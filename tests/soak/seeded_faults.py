@@ -8,7 +8,9 @@ be caught: the script ends with status 1 and the names of those that were not. I
 
 import argparse
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -307,27 +309,28 @@ def caught(fault, folder, seconds=300):
     path.write_text(source.replace(fault.text, fault.instead))
     # paths are relative to tests/
     command = f'{sys.executable} -m pytest -q -x -p no:cacheprovider {fault.tests}'
+    process = subprocess.Popen(
+        shlex.split(command),
+        cwd=folder / 'tests',
+        env={**os.environ, 'PYTHONPATH': str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            command,
-            shell=True,
-            cwd=folder / 'tests',
-            env={**os.environ, 'PYTHONPATH': str(folder)},
-            timeout=seconds,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        out, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
         return 'hung'
     finally:
         path.write_text(source)
-    if done.returncode > 128:
+    if process.returncode < 0:
         return 'crashed'
-    if done.returncode not in (0, 1):
-        print(done.stdout[-2000:])
-        raise SystemExit(f'pytest ended with {done.returncode}: {command}')
-    return 'caught' if done.returncode == 1 else ''
+    if process.returncode not in (0, 1):
+        print(out[-2000:])
+        raise SystemExit(f'pytest ended with {process.returncode}: {command}')
+    return 'caught' if process.returncode == 1 else ''
 
 
 def main():
