@@ -218,7 +218,7 @@ FAULTS = [
         'parallel/processes.py',
         'or self.inbox.over or not self.process.is_alive()',
         '',
-        'parallel/test_parallel.py -k "die or crash or kill"',
+        'parallel/test_parallel.py -k death',
     ),
     Fault(
         9,
