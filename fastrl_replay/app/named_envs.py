@@ -70,7 +70,7 @@ def reaches_outside(
     text: str,  # the setting `env`, `wrappers` or `train_wrappers`
 ) -> bool:
     "Return whether a setting names a module, or has arguments that are texts or large numbers"
-    room = 100_000.0  # wrappers multiply their sizes
+    room = 1e6  # wrappers multiply their sizes
     for call in read_calls('env', text):
         values = [*call.args, *call.kwargs.values()]
         for value in values:
