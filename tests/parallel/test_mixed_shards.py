@@ -12,6 +12,8 @@ from fastrl_replay.testing import script, scripted_steps, through_file
 from test_ray import ENGINES, ON_RAY, cluster, engine, ray  # noqa: F401
 from workers import FORK, no_process_is_left, short, zeros  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 DEMOS = Steps.cat([*scripted_steps([script(9, env=3)], 30)])
 
 
