@@ -343,6 +343,9 @@ class StepRows:
 
     def done(self):
         "Count the rows that were made last"
+        if self.lost:
+            for e in self.ids.tolist():
+                self.lost.pop(e, None)
         self.new, self.last = self.last, self.new
         if not self._names:
             self.dtype = self.last.rows.dtype
@@ -360,13 +363,17 @@ class StepRows:
         stands = self.known.items()
         return {e: s['next_state'][None] for e, s in stands if s['counts'][OVER]} | self.lost
 
-    def refused(self, values):
+    def refused(self, values, env_id):
         "Remember which episodes ended in a step that was refused"
-        over = np.logical_or(as_array(values['terminated']), as_array(values['truncated']))
-        if over.shape in ((), self.ids.shape):
-            self.lost.update(
-                dict.fromkeys(self.ids[np.broadcast_to(over, self.ids.shape)].tolist())
-            )
+        try:
+            over = np.logical_or(as_array(values['terminated']), as_array(values['truncated']))
+            ids = np.asarray(env_id)
+            if ids.ndim == 0:
+                ids = ids + np.arange(max(as_array(values['reward']).size, over.size))
+            ended = ids[np.broadcast_to(over, ids.shape)]
+            self.lost.update(dict.fromkeys(ended.tolist()))
+        except (AttributeError, TypeError, ValueError, IndexError):
+            pass  # these are no flags
 
     def break_off(self):
         "Let the environments that stepped last begin an episode: their last step may be lost"
@@ -379,7 +386,7 @@ class StepRows:
         for i, e in enumerate(self.ids.tolist()):
             if e not in self.lost:
                 continue
-            ended, row = self.lost.pop(e), self.new.rows[i : i + 1]
+            ended, row = self.lost[e], self.new.rows[i : i + 1]
             if not late or row['reward'] != 0 or row['terminated'] or row['truncated']:
                 continue
             before = self.last.rows['next_state'][i : i + 1]
@@ -695,9 +702,9 @@ class OwnSteps(Pipe):
     def snapshot(self):
         return dict(steps=self._rows.snapshot(), waiting=[pack(b) for b in self._waiting])
 
-    def refused(self, values):
+    def refused(self, *step):
         "Remember which episodes ended in a step that was refused"
-        self._rows.refused(values)
+        self._rows.refused(*step)
 
     def break_off(self):
         "Begin an episode with the next step, because the last one may be lost in the chain"
@@ -746,12 +753,12 @@ def _check_column(name):
 
 _MEANT = dict(  # ours: theirs
     obs='state observation observations',
-    next_obs='next_state next_observation next_observations new_obs',
-    terminated='done dones terminal',
-    truncated='timeout timeouts',
-    env_id='env envs',
-    final_obs='info infos final_info final_observation',
-    autoreset_mode='autoreset',
+    next_obs='next_state next_observation next_observations new_obs new_state new_observation obs_next',
+    terminated='done dones terminal terminations termination is_done is_terminal',
+    truncated='timeout timeouts truncations truncation trunc time_limit time_limit_reached',
+    env_id='env envs env_index env_num',
+    final_obs='info infos final_info final_infos final_observation final_observations terminal_observation terminal_obs last_obs',
+    autoreset_mode='autoreset reset_mode',
     action='actions',
     reward='rewards',
 )

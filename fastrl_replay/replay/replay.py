@@ -21,7 +21,6 @@ from fastrl_replay.steps.errors import (
     ArgumentError,
     ArgumentTypeError,
     BlockError,
-    Explained,
     NotEnoughRows,
     StaleKey,
     StateError,
@@ -364,8 +363,8 @@ class Replay(Pipe):
                 keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
                 self._steps.done()
                 return keys
-            except Explained:
-                (first or self._steps).refused(values)
+            except BaseException:
+                (first or self._steps).refused(values, env_id)
                 raise
 
     def _pass_on(self, first, values, how):

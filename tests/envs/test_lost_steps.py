@@ -100,3 +100,35 @@ def test_a_row_that_only_resets_is_left_out_though_the_end_is_lost(what, n_step)
     if not n_step:
         expected = dict(refused=9, cleared=6, **{'rolled back': 7})[what]
         assert len(replay) == expected
+
+
+@pytest.mark.parametrize('n_step', [False, True])
+@pytest.mark.filterwarnings('ignore::UserWarning')
+def test_an_end_that_is_refused_for_its_action_belongs_to_its_environments(n_step):
+    "Two vectors take turns; the action of the step that ends episodes has another kind; the reset is refused once"
+    replay = memory(n_step)
+    vectors = [gym.vector.SyncVectorEnv([Counts] * 2) for _ in 'ab']
+    last = [envs.reset()[0] for envs in vectors]
+    for t in range(1, 13):
+        for k, envs in enumerate(vectors):
+            next_obs, reward, terminated, truncated, _ = envs.step(np.zeros(2, int))
+            where = dict(env_id=2 * k, autoreset_mode='next_step')
+            action, given = np.zeros(2, int), reward
+            if k == 1 and t == 4:
+                action = np.zeros(2)
+            if k == 1 and t == 5:
+                given = np.full(2, np.nan)
+            step = (last[k], action, given, next_obs, terminated, truncated)
+            if k == 1 and t in (4, 5):
+                with pytest.raises(BlockError):
+                    replay.add_step(*step, **where)
+            if k == 0 or t != 4:
+                replay.add_step(last[k], np.zeros(2, int), reward, *step[3:], **where)
+            last[k] = next_obs
+    check(replay, n_step)
+
+
+@pytest.mark.parametrize('name', ['truncations', 'terminal_observation', 'env_index'])
+def test_words_of_other_libraries_are_no_columns(name):
+    with pytest.raises(TypeError, match='did you mean'):
+        memory(False).add_step([0.0], 0, 1.0, [1.0], False, **{name: [0.0]})
