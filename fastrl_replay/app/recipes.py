@@ -481,6 +481,7 @@ RANGES = {  # setting → lowest and highest
     'seed': (0, 2**32 - 1),
     'threads': (1, 4096),
     'envs': (1, 2**16),
+    'eval_episodes': (1, 10_000),
     'workers': (0, 2**12),
     'shards': (0, 2**12),
 }

@@ -616,3 +616,9 @@ def test_shards_of_a_run_are_not_counted_for_ever(tmp_path):
     with within(20):
         runs, _ = watched_in([run])
         assert [s['kind'] for s in runs[0].samples()] == ['run']
+
+
+def test_a_run_plays_no_millions_of_episodes(copy, capsys):
+    change(copy, eval_episodes=300_000_000, eval_every=1, steps=400)
+    with within(20):
+        assert 'eval_episodes' in says(capsys, 'train', '--resume', copy)
