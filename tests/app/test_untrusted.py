@@ -1,6 +1,6 @@
 """Files of others: what the library did not create stays as it is, and a directory from somebody else reaches nothing outside of it."""
 
-import json, os, resource, shutil, signal, socket
+import json, os, resource, shutil, socket
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from fastrl_replay.steps.files import write_whole
 from fastrl_replay.steps.settings import SettingsError
 from test_cli import here
 from test_recipes import OFFLINE, SET, says, stop, tiny
+from workers import within
 
 
 @pytest.fixture(autouse=True)
@@ -52,22 +53,6 @@ def change(out, **settings):
     config = json.loads((out / 'config.json').read_text())
     config['settings'].update(settings)
     (out / 'config.json').write_text(json.dumps(config))
-
-
-@contextmanager
-def within(seconds):
-    "An error in place of a hang"
-
-    def late(*args):
-        raise AssertionError(f'it took more than {seconds} s')
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 # ---- issue 46, item 9: --out ----
