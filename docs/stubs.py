@@ -16,6 +16,7 @@ METHODS = '__init__ __iter__ __enter__ __exit__ _fresh _rewind _leave _open _clo
 RETURNS = dict(
     __init__='None', __iter__='Iterator[Any]', __enter__='Self', stage='Callable[[T], T]'
 )
+PIPE = '    source: Any\n    def __iter__(self) -> Iterator[Any]: ...'  # abstract in torch
 HEADER = '''# Written by docs/stubs.py: edit nbs/pipe.ipynb, then run it.
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, TypeVar
@@ -53,9 +54,7 @@ def class_lines(cls):
     "Yield the lines that declare a class; chained methods have the docstring of their stage."
     bases = ', '.join(b.__name__ for b in cls.__bases__)
     yield f'class {cls.__name__}({"IterDataPipe, Saves" if cls is pipe.Pipe else bases}):'
-    yield '    source: Any' if cls is pipe.Pipe else '    ...'
-    if cls is pipe.Pipe:  # abstract in torch
-        yield '    def __iter__(self) -> Iterator[Any]: ...'
+    yield PIPE if cls is pipe.Pipe else '    ...'
     for name, value in vars(cls).items():
         stage = getattr(value, 'stage', None)
         shown = name[0] != '_' or name in METHODS.split()
