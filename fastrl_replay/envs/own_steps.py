@@ -411,7 +411,7 @@ class StepRows:
             memory = self.memory()
             dtype = first_dtype(self.who, values, n)
             dtype = as_before(dtype, None if memory is None else memory.dtype)
-        else:
+        elif self._names != [*values]:
             self._check_names(values)
         if self.dtype is None or self.new is None or len(self.new.rows) != (n or 1):
             self._store()

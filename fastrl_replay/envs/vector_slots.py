@@ -63,7 +63,9 @@ _MODES = {name: m for m in AutoresetMode for name in (m.name.lower(), m.value)}
 
 def as_mode(x, what='autoreset_mode', who='GymStepper'):
     "An autoreset mode, which may have been given by name: 'same_step', or gymnasium's 'SameStep'; None stays None"
-    return x if x is None or isinstance(x, AutoresetMode) else _MODES[choice(who, what, x, _MODES)]
+    if x is None or isinstance(x, AutoresetMode):
+        return x
+    return _MODES.get(x) or _MODES[choice(who, what, x, _MODES)]
 
 
 def _mode_of(env, given, env_id):

@@ -184,164 +184,133 @@ def _dtype_of(x):
 _ANY = spaces.Discrete(1)  # the dtypes of states and actions are those of the arrays
 
 
-def _row_dtype(columns, extra):
+def _row_dtype(values):
+    "Make the dtype of rows with these arrays"
     plain = step_dtype(_ANY, _ANY)
-    kinds = {'state': columns['state'], 'next_state': columns['state'], 'action': columns['action']}
-    fields = {n: _dtype_of(kinds[n]) if n in kinds else plain[n] for n in plain.names}
-    fields |= {n: column_dtype(_dtype_of(columns[n]), n) for n in extra}
+    fields = {name: plain[name] for name in plain.names}
+    for name, x in values.items():
+        kind = _dtype_of(values['state'] if name == 'next_state' else x)
+        fields[name] = kind if name in fields else column_dtype(kind, name)
     return np.dtype(list(fields.items()), align=True)
 
-
-def _starts(ends, episode):
-    "Where episodes begin: after those that end, and where their number changes"
-    new = np.r_[True, ends[:-1]]
-    if episode is not None:
-        new[1:] |= episode[1:] != episode[:-1]
-    return np.flatnonzero(new)
-
 # %% ../../nbs/stages/recorded.ipynb #d921e5ec
-class _Item:
-    "The columns of one item, checked"
+class _Recorded:
+    "The arrays of one item, checked"
 
-    def __init__(
-        self,
-        item,
-        names,
-        extra,
-        first,  # the number of its first episode
-    ):
-        self.first, where = first, f'{item}, ' if isinstance(item, (str, Path)) else ''
+    def __init__(self, item, names, extra, first, env_id):
+        where = f'{item}, ' if isinstance(item, (str, Path)) else ''
         self.at = f'{where}episode {first}'
+        self.first = first  # the number of its first episode
+        self.env_id = env_id
+        self.kept = ('action', *extra)  # columns with the dtypes of their arrays
+        names = NAMES | {n: n for n in extra} | names
         get = table_columns(item)
-        self.columns = {}
-        for n, known in {**{k: NAMES[k] for k in NAMES}, **{n: n for n in extra}, **names}.items():
-            found = next((v for k in known.split() if (v := get(k)) is not None), None)
+        self.columns = {column: self._array(get, column, names[column]) for column in names}
+        for column in 'state', 'reward', *self.kept:
+            if self.columns[column] is None:
+                self.refuse(column, 'none', f'one of {", ".join(names[column].split())}')
+        env = get('env_id')
+        if env is not None and len(np.unique(as_array(env))) > 1:
+            remedy = 'give the rows of each environment an item'
+            self.refuse('env_id', 'several environments', 'one', remedy)
+        for column in 'reward', 'terminated', 'truncated':
+            a = self.columns[column]
+            shape = [0, 0] if isinstance(a, (dict, tuple)) else list(np.shape(a))
+            if a is not None and len(shape) != 1:
+                self.refuse(column, f'shape {shape}', 'a number a step')
+        self.n = len(self.columns['reward'])
+
+    def _array(self, get, column, names):
+        "Return the array of a column by the first of its names that the item has"
+        for name in names.split():
+            found = get(name)
+            if found is None:
+                continue
             try:
-                self.columns[n] = None if found is None else as_array(found)
+                return as_array(found)
             except Explained:
                 raise
             except Exception as e:
-                self.refuse(n, f'{type(e).__name__}: {e}', 'an array of numbers')
-        for n in 'state', 'action', 'reward', *extra:
-            if self.columns[n] is None:
-                self.refuse(n, 'none', f'one of {", ".join(names.get(n, NAMES.get(n, n)).split())}')
-        env = get('env_id')
-        if env is not None and len(np.unique(as_array(env))) > 1:
-            self.refuse(
-                'env_id', 'several environments', 'one', 'give the rows of each environment an item'
-            )
-        for n in 'reward', 'terminated', 'truncated':
-            a = self.columns[n]
-            shape = np.shape(a) if not isinstance(a, (dict, tuple)) else (0, 0)
-            if a is not None and len(shape) != 1:
-                self.refuse(n, f'shape {list(shape)}', 'a number a step')
-        self.n = len(self.columns['reward'])
+                self.refuse(column, f'{type(e).__name__}: {e}', 'an array of numbers')
 
     def refuse(self, column, got, expected, remedy=None):
         raise BlockError('Episodes', f'{self.at}, {column!r}', got, expected, remedy)
 
-# %% ../../nbs/stages/recorded.ipynb #f05b4fa9
-class _States(_Item):
-    "States, of which there is one more than steps, or two of each step"
-
-    def rows_of(self, column, n):
-        "Raise where a column has another number of rows, or anything else than numbers"
-        # with the dtype that came
-        kept = self.columns.keys() - {'reward', 'terminated', 'truncated', 'episode'}
+    def check_length(self, column, n):
+        "Refuse a column that does not have `n` rows of numbers"
+        kept = column in self.kept or column in ('state', 'next_state')
         for name, a in named_leaves(self.columns[column], column):
             if a.ndim < 1 or len(a) != n:
                 self.refuse(name, f'{len(a) if a.ndim else "no"} rows', f'{n}')
-            if (
-                a.dtype.kind not in 'biuf'
-                or column in kept
-                and [*foreign_columns(np.dtype([('x', a.dtype)]))]
-            ):
+            foreign = kept and any(foreign_columns(np.dtype([('x', a.dtype)])))
+            if a.dtype.kind not in 'biuf' or foreign:
                 self.refuse(name, a.dtype, TORCH_NUMBERS)
 
     def states(self):
-        "The states before and after each step"
+        "Return the states before and after each step"
         state = self.columns['state']
-        after = self.columns['next_state']
-        if after is not None:
-            self.rows_of('state', self.n), self.rows_of('next_state', self.n)
-            return state, after
-        lengths = {len(a) if a.ndim else 0 for _, a in named_leaves(state)}
-        if lengths == {self.n}:
-            self.refuse(
-                'state',
-                f'{self.n} rows, as many as steps',
-                f'{self.n + 1}, or next states beside them',
-                'add the state after the last step',
-            )
-        self.rows_of('state', self.n + 1)
+        if self.columns['next_state'] is not None:
+            self.check_length('state', self.n)
+            self.check_length('next_state', self.n)
+            return state, self.columns['next_state']
+        if {len(a) if a.ndim else 0 for _, a in named_leaves(state)} == {self.n}:
+            expected = f'{self.n + 1}, or next states beside them'
+            remedy = 'add the state after the last step'
+            self.refuse('state', f'{self.n} rows, as many as steps', expected, remedy)
+        self.check_length('state', self.n + 1)
         return pick(state, slice(None, -1)), pick(state, slice(1, None))
 
-# %% ../../nbs/stages/recorded.ipynb #f05b4fa1
-class _Recorded(_States):
-    "The rows of one item"
+    def flags(self, column):
+        "Return a column of flags; without one, all are False"
+        a = self.columns[column]
+        if a is None:
+            return np.zeros(self.n, bool)
+        self.check_length(column, self.n)
+        a = a.view(np.uint8) if a.dtype == bool else a  # a damaged file may have any byte
+        wrong = np.flatnonzero((a != 0) & (a != 1))
+        if len(wrong):
+            got = f'{a[wrong[0]]} in step {wrong[0] + 1}'
+            self.refuse(column, got, '0 or 1', 'say where episodes end')
+        return a.astype(bool)
 
-    def flags(self):
-        "Where episodes are terminated, and where truncated"
-        flags = []
-        for n in 'terminated', 'truncated':
-            if self.columns[n] is None:
-                self.columns[n] = np.zeros(self.n, bool)
-            self.rows_of(n, self.n)
-            # any byte
-            a = self.columns[n].view(np.uint8) if self.columns[n].dtype == bool else self.columns[n]
-            wrong = np.flatnonzero((a != 0) & (a != 1))
-            if len(wrong):
-                self.refuse(
-                    n, f'{a[wrong[0]]} in step {wrong[0] + 1}', '0 or 1', 'say where episodes end'
-                )
-            flags.append(a.astype(bool))
-        return flags
+    def starts(self, ends):
+        "Return where episodes begin: after those that end, and where their number changes"
+        if not self.n:
+            return np.zeros(0, int)
+        new = np.r_[True, ends[:-1]]
+        episode = self.columns['episode']
+        if episode is not None and episode.ndim:
+            self.check_length('episode', self.n)
+            new[1:] |= episode[1:] != episode[:-1]
+        starts = np.flatnonzero(new)
+        if self.columns['next_state'] is None and len(starts) > 1:
+            got = f'an end in step {starts[1]} of {self.n}'
+            remedy = 'give one episode an item, or next states'
+            self.refuse('terminated or truncated', got, 'an end in the last step', remedy)
+        return starts
 
-    def _agreed(self, dtype, before, after, extra):
-        "The dtype, if all columns have what it says"
-        for n, x in dict(
-            state=before, next_state=after, **{n: self.columns[n] for n in ('action', *extra)}
-        ).items():
-            if _dtype_of(x) == dtype[n]:
-                continue
-            self.refuse(n, _dtype_of(x), dtype[n], 'give all episodes the same dtypes')
-        return dtype
-
-    def rows(self, dtype, extra, env_id):
-        "A structured array, one row a step; and how many episodes there are"
-        before, after = self.states()
-        terminated, truncated = self.flags()
-        for n in 'action', 'reward', *extra:
-            self.rows_of(n, self.n)
-        if self.columns['episode'] is not None and self.columns['episode'].ndim:
-            self.rows_of('episode', self.n)
-        else:
-            self.columns['episode'] = None
-        single = self.columns['next_state'] is None
-        ends = terminated | truncated
-        starts = _starts(ends, self.columns['episode']) if self.n else np.zeros(0, int)
-        if single and len(starts) > 1:
-            self.refuse(
-                'terminated or truncated',
-                f'an end in step {starts[1]} of {self.n}',
-                'an end in the last step',
-                'give one episode an item, or next states',
-            )
-        dtype = self._agreed(
-            dtype or _row_dtype(dict(self.columns, state=before), extra), before, after, extra
-        )
+    def rows(self, dtype):
+        "Return a structured array, one row a step, and how many episodes there are"
+        state, next_state = self.states()
+        values = {name: self.columns[name] for name in self.kept}
+        values |= dict(state=state, next_state=next_state)
+        terminated, truncated = self.flags('terminated'), self.flags('truncated')
+        for column in 'reward', *self.kept:
+            self.check_length(column, self.n)
+        starts = self.starts(terminated | truncated)
+        dtype = dtype or _row_dtype(values)
+        for name, x in values.items():
+            if _dtype_of(x) != dtype[name]:
+                remedy = 'give all episodes the same dtypes'
+                self.refuse(name, _dtype_of(x), dtype[name], remedy)
+        values |= dict(terminated=terminated, truncated=truncated, reward=self.columns['reward'])
         rows = np.zeros(self.n, dtype)
-        for n, x in dict(
-            state=before,
-            next_state=after,
-            terminated=terminated,
-            truncated=truncated,
-            **{n: self.columns[n] for n in ('action', 'reward', *extra)},
-        ).items():
-            put(rows[n], x)
-        rows['env_id'] = env_id
+        for name, x in values.items():
+            put(rows[name], x)
+        rows['env_id'] = self.env_id
         for i, part in enumerate(np.split(rows, starts[1:]) if self.n else ()):
-            part['episode_n'], part['step_n'] = self.first + i, np.arange(1, len(part) + 1)
+            part['episode_n'] = self.first + i
+            part['step_n'] = np.arange(1, len(part) + 1)
             part['total_reward'] = np.cumsum(part['reward'], dtype=np.float64)
         return rows, len(starts)
 
@@ -389,8 +358,8 @@ class Episodes(Positioned):
                 'arrays by name',
                 'leave this stage out',
             )
-        recorded = _Recorded(item, self.names, self.keep, self.place + 1)
-        rows, n = recorded.rows(self._dtype, self.keep, self.env_id)
+        recorded = _Recorded(item, self.names, self.keep, self.place + 1, self.env_id)
+        rows, n = recorded.rows(self._dtype)
         self._dtype = rows.dtype
         self.place = self.place + n
         return Steps(rows)
