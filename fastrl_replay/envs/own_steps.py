@@ -645,7 +645,7 @@ def _of_env(x, i, n):
 class OwnSteps(Pipe):
     "The first stage of a chain whose steps come from your own loop"
 
-    _buffers = '_rows', '_gate', '_waiting', '_memory'
+    _buffers = 'rows', '_gate', '_waiting', '_memory'
     # more may come after each pass
     data_ended = False
     takes_steps = True
@@ -656,7 +656,7 @@ class OwnSteps(Pipe):
         self._fresh()
 
     def _fresh(self):
-        self._rows = StepRows('OwnSteps', self._memory, continues=False)
+        self.rows = StepRows('OwnSteps', self._memory, continues=False)
         self._waiting = deque()
         self.proven = False  # did rows come through the chain?
         # before anything is counted
@@ -668,7 +668,7 @@ class OwnSteps(Pipe):
 
     def end_in(self, memory):  # gives the `Timeline` at the end of the chain, or None
         "Number episodes from those of the rows in this memory on"
-        self._memory = self._rows.memory = memory
+        self._memory = self.rows.memory = memory
 
     def add_step(
         self,
@@ -690,25 +690,17 @@ class OwnSteps(Pipe):
 
     def take(self, values, *how) -> Steps:
         "Make rows of a step; they count when they are given"
-        return Steps(self._rows.make(values, *how).copy())
+        return Steps(self.rows.make(values, *how).copy())
 
     def give(self, steps):
         "Count rows that were taken, and let them wait for the chain"
         if len(steps):
             self._gate.accept(*self._gate.check(steps))
             self._waiting.append(steps)
-        self._rows.done()
+        self.rows.done()
 
     def snapshot(self):
-        return dict(steps=self._rows.snapshot(), waiting=[pack(b) for b in self._waiting])
-
-    def refused(self, *step):
-        "Remember which episodes ended in a step that was refused"
-        self._rows.refused(*step)
-
-    def break_off(self):
-        "Begin an episode with the next step, because the last one may be lost in the chain"
-        self._rows.break_off()
+        return dict(steps=self.rows.snapshot(), waiting=[pack(b) for b in self._waiting])
 
     def check_state(self, state):
         state = checked('OwnSteps', dict(steps=anything, waiting=listed(block)), state)
@@ -717,10 +709,10 @@ class OwnSteps(Pipe):
         return dict(state, steps=rows)
 
     def restore(self, state):
-        ends = self._rows.ends()
+        ends = self.rows.ends()
         self._fresh()
-        self._rows = state['steps']
-        self._rows.lost = ends
+        self.rows = state['steps']
+        self.rows.lost = ends
         self._waiting.extend(state['waiting'])
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f026

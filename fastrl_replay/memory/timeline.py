@@ -44,7 +44,8 @@ from gymnasium import spaces
 
 # %% ../../nbs/memory/timeline.ipynb #070e1287
 NO_ROWS = step_dtype(spaces.Discrete(1), spaces.Discrete(1))  # any rows, for links of none
-_CLOSED = {}  # id of a directory that this process has closed → its next key, and where it stood
+# id of a memory on disk that this process closed, or path if it was empty → next key, and where it stood
+_CLOSED = {}
 
 
 class Timeline:
@@ -720,6 +721,7 @@ class Timeline:
         try:
             self._parts = self._continued() if place.meta else None
             if not place.meta:
+                self._below = max(self._below, _CLOSED.get(place.path, [0])[0])
                 place.base = self._next_base(place)
         except BaseException:
             self.place = None
@@ -822,8 +824,9 @@ class Timeline:
         self._write_counters()
         if self._parts:
             self._parts[1].close()
-        if self.place.meta:
-            _CLOSED[self.place.meta['id']] = self.given, self._stands
+        if self.store.folder:
+            meta = self.place.meta
+            _CLOSED[meta['id'] if meta else self.place.path] = self.given, self._stands
         return self.place.close()
 
     def __getattr__(self, name):

@@ -364,7 +364,7 @@ class Replay(Pipe):
                 self._steps.done()
                 return keys
             except BaseException:
-                (first or self._steps).refused(values, env_id)
+                (first.rows if first else self._steps).refused(values, env_id)
                 raise
 
     def _pass_on(self, first, values, how):
@@ -383,7 +383,7 @@ class Replay(Pipe):
             if before is not None:
                 chain.load_state_dict(before)
             elif given or not isinstance(e, Exception):
-                first.break_off()
+                first.rows.break_off()
             raise
         first.proven = first.proven or len(keys) > 0
         return np.concatenate(keys) if keys else np.zeros(0, np.int64)

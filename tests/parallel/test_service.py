@@ -432,6 +432,26 @@ def test_steps_of_a_loop():
     assert rows == [(0, 1, 1), (1, 1, 2), (2, 1, 3), (3, 1, 4), (4, 2, 1)]
 
 
+def test_the_reset_after_a_refused_end_is_left_out():
+    "The row that only resets does not become a step"
+    coordinator, parts = coordinator_of(ExperienceReplay(None, bs=4, max_sz=100, seed=0), n=1)
+    a = Local(coordinator)
+
+    def step(i, reward, end=False):
+        state, after = np.float32([[i, 0]]), np.float32([[i + 1, 0]])
+        end = np.array([end])
+        a.add_step(state, [1], np.array([reward]), after, end, autoreset_mode='next_step')
+
+    step(0, 1.0)
+    with pytest.raises(BlockError):
+        step(1, np.nan, True)
+    step(2, 0.0)  # from the last state of the episode to the first one of the next
+    step(3, 1.0)
+    rows = parts[0].made.replay.memory[:].rows
+    assert rows['state'][:, 0].tolist() == [0, 3]
+    assert rows[['episode_n', 'step_n']].tolist() == [(1, 1), (2, 1)]
+
+
 def test_a_log_that_is_damaged_is_refused(tmp_path):
     ShardLog(tmp_path, 0)
     good = (tmp_path / 'service').read_bytes()

@@ -182,6 +182,26 @@ def test_a_new_object_gives_out_no_key_of_a_directory_twice(tmp_path):
     replay.close()
 
 
+def test_a_directory_that_went_back_to_nothing_gives_out_no_key_twice(tmp_path):
+    "A state without rows is loaded, and the directory is closed without a row"
+
+    def opened():
+        return PrioritizedReplay(bs=4, max_sz=50, seed=0, store=Rows(tmp_path / 'rows'))
+
+    replay = opened()
+    empty = replay.state_dict()
+    given = replay.add(rows(10)).tolist()
+    late = replay.sample().index
+    replay.load_state_dict(empty)
+    replay.close()
+    replay = opened()
+    given += replay.add(rows(10)).tolist()
+    assert len(set(given)) == 20
+    replay.update_priorities(late, np.full(4, 99.0))
+    assert replay.stale == 4
+    replay.close()
+
+
 @every_store
 def test_keys_stay_where_no_row_came_since(store, tmp_path):
     replay, block = made('proportional', store, tmp_path)
