@@ -190,7 +190,7 @@ def test_too_few_spare_rows_are_told_and_it_goes_on(tmp_path):
 def test_two_runs_one_after_the_other(tmp_path, capsys):
     """The second one goes on with the rows; the first can't be resumed, but plays.
 
-    A third one is refused while the second trains."""
+    A third one is refused while the second has the memory."""
     on_disk = dict(SMALL, memory_path=str(tmp_path / 'm'))
     one = start(recipe('cartpole', **on_disk), tmp_path / 'one')
     assert one.train(Stops(one, 400)) is None
