@@ -1,4 +1,4 @@
-"""best.pt: what counts as better, that a run which was killed has the same one at its end, and policies that need no recipe."""
+"""best.pt: what counts as better, the same file after a killed run, policies without a recipe."""
 
 import json, shutil, sys
 
@@ -51,7 +51,7 @@ def test_a_run_killed_at_its_best_model_ends_with_the_same_one(
 
 
 def test_a_best_model_of_steps_that_were_lost_goes_back(tmp_path, monkeypatch):
-    "best.pt was written after the last checkpoint: going on, it is that of the checkpoint again, or not there"
+    "Resuming restores the best.pt of the checkpoint, or removes a later one if it had none"
     killed(tmp_path / 'r', monkeypatch, 'best.pt', 1, True, **{**OFTEN, 'save_every': 600})
     assert (tmp_path / 'r/best.pt').exists()
     resume(tmp_path / 'r')
@@ -103,7 +103,8 @@ def test_eval_best_without_one_says_what_to_do(often, tmp_path, capsys):
 
 def test_load_policy_imports_no_module_of_the_environment(tmp_path, monkeypatch):
     (tmp_path / 'bestmine.py').write_text(
-        "import gymnasium as gym\ngym.register('BestMine-v0', 'gymnasium.envs.classic_control.cartpole:CartPoleEnv')"
+        "import gymnasium as gym\n"
+        "gym.register('BestMine-v0', 'gymnasium.envs.classic_control.cartpole:CartPoleEnv')"
     )
     monkeypatch.chdir(tmp_path)
     tiny(

@@ -1,4 +1,6 @@
-"""Files of others: what the library did not create stays as it is, and a directory from somebody else reaches nothing outside of it."""
+"""Untrusted files.
+
+What the library did not create stays as it is; a foreign directory reaches nothing outside it."""
 
 import json, os, resource, shutil, socket
 from contextlib import contextmanager
@@ -84,7 +86,7 @@ def test_settings_of_another_program_are_no_run(tmp_path, capsys):
 
 
 def test_ranks_of_a_run_are_no_link_to_another_place(copy, tmp_path):
-    "A new run in the directory of one that was killed early removes parts of checkpoints there, and nothing else"
+    "A new run where one was killed early removes parts of checkpoints there, and nothing else"
     (copy / 'checkpoint.pt').unlink()
     for name in 'a' * 32, 'photos':
         (tmp_path / 'yours' / name).mkdir(parents=True)
@@ -166,7 +168,7 @@ def test_settings_that_are_given_again_count(copy, capsys):
 def test_a_strangers_environment_names_no_path_and_no_large_number(
     line, key, value, copy, tmp_path, capsys, monkeypatch
 ):
-    "RecordVideo writes files wherever it is told; a large space takes gigabytes before it is compared with anything"
+    "RecordVideo writes files anywhere; a large space takes gigabytes before it is compared"
     monkeypatch.chdir(tmp_path)
     value = value.format(tmp_path) if isinstance(value, str) else value
     change(copy, **{key: value}, steps=400)
@@ -472,7 +474,7 @@ def test_a_file_of_a_memory_that_is_no_plain_file(name, kind, tmp_path, capsys):
 
 
 def test_a_network_is_not_larger_than_its_file(copy):
-    "Of 20,000 × 20,000, in a file of a few kilobytes: named in the settings, or as a tensor that repeats a number"
+    "20,000 × 20,000 from a file of a few kB: in the settings, or a tensor that repeats a number"
     best = load_checkpoint(copy / 'best.pt')
     best['settings']['network'] = (20_000, 20_000)
     torch.save(best, copy / 'large.pt')

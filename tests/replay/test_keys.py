@@ -1,4 +1,6 @@
-"""Keys are never given out twice by a memory, whatever is cleared, loaded, closed or rewound; late feedback reaches no other row."""
+"""A memory never gives out a key twice, whatever is cleared, loaded, closed or rewound.
+
+Late feedback reaches no other row."""
 
 from itertools import islice
 from multiprocessing import get_context
@@ -454,7 +456,7 @@ def test_errors_that_one_replay_of_a_mixture_refuses_change_none():
 
 @pytest.mark.parametrize('norm', ['memory', 'batch'])
 def test_a_mixture_keeps_the_weights_of_a_whole_memory(norm):
-    "With weight_norm='memory' the largest weight that there could be is 1, whether it is drawn or not"
+    "With weight_norm='memory' the largest possible weight is 1, whether it is drawn or not"
     replays = {}
     for name in 'ab':
         replay = PrioritizedReplay(
