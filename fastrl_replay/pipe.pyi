@@ -70,10 +70,10 @@ class Pipe(IterDataPipe, Saves):
     def cycle(self, count: int | None = ...) -> Cycler: 'The source again and again'
     def in_memory_cache(self) -> InMemoryCacheHolder: 'Keep every item of the source; later passes give the same objects again'
     def gym_step(self, policy: Any = ..., seed: int | None = ..., autoreset_mode: Any = ..., clip: bool | None = ..., float32: bool = ..., info: Any = ...) -> GymStepper: 'Steps environments and yields blocks of true transitions; a second pass goes on where the last one stopped'
-    def n_step(self, n: int, gamma: float, last: Any = ...) -> NStep: 'Merges each step with the next of its episode: summed `reward`, last `next_state`, with columns `discount` and `n`'
+    def n_step(self, n: int, gamma: float, last: Any = ...) -> NStep: 'Merges steps within an episode: summed `reward`, last `next_state`, columns `discount` and `n`'
     def n_skip(self, n: int) -> NSkip: 'Keeps the first step of each episode, every `n`-th step after it, and the last one'
-    def chunk_sequences(self, length: int, overlap: int = ..., tail: str = ...) -> SequenceChunker: 'Cuts the steps of each environment and episode into sequences of `length`; column `mask`: is this row a step?'
-    def journal(self, max_steps: float = ..., max_episodes: float = ...) -> Journal: 'Passes blocks on, up to a number of steps or episodes; counts steps, and keeps the returns of finished episodes'
+    def chunk_sequences(self, length: int, overlap: int = ..., tail: str = ...) -> SequenceChunker: "Cuts each environment's episodes into sequences of `length`; `mask` is True for real steps"
+    def journal(self, max_steps: float = ..., max_episodes: float = ...) -> Journal: 'Passes on a limited number of steps or episodes; counts steps and keeps episode returns'
     def gather(self, n: int, exact: bool = ...) -> Gather: 'Blocks of `n` rows or more, joined from smaller ones; the last one has the remainder'
     def update_norms(self, states: Any = ..., rewards: Any = ...) -> UpdateNorms: 'Passes blocks on, and counts each row once in the statistics of states and rewards'
     def scale_rewards(self, rewards: Any) -> ScaleRewards: 'Batches with rewards on the scale of a `RewardNorm`'
@@ -86,11 +86,11 @@ class Pipe(IterDataPipe, Saves):
     def r2d2(self, model: Any, gamma: float = ..., n: int = ..., lr: float = ..., rescaled: bool = ..., target_every: int = ..., tau: float = ..., max_norm: float = ..., optimizer: Any = ...) -> R2D2Learner: 'Recurrent replay: takes batches of sequences, improves `model`, yields records'
     def sac(self, actor: Any, critics: Any, space: Any, gamma: float = ..., lr: float = ..., tau: float = ..., temperature: float = ..., temperature_lr: float | None = ..., entropy: float | None = ..., max_norm: float = ..., optimizer: Any = ..., seed: int | None = ...) -> SACLearner: 'Soft actor-critic: takes batches, improves `actor` and `critics`, yields records'
     def td3(self, actor: Any, critics: Any, space: Any, gamma: float = ..., lr: float = ..., tau: float = ..., smoothing: float = ..., most: float = ..., actor_every: int = ..., max_norm: float = ..., optimizer: Any = ..., seed: int | None = ...) -> TD3Learner: 'Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records'
-    def episodes(self, keep: Any = ..., env_id: int = ..., **names: Any) -> Episodes: 'Rows from arrays of whole episodes, by their `names`: dicts, `.npz`, Parquet, tables of Arrow or Hugging Face'
+    def episodes(self, keep: Any = ..., env_id: int = ..., **names: Any) -> Episodes: 'Rows from arrays of whole episodes, by `names`: dicts, `.npz`, Parquet, Arrow, Hugging Face'
     def offline(self, data: Any, max_steps: float = ..., spaces: Any = ..., n_step: int = ..., gamma: float = ..., last: Any = ...) -> Offline: 'Fills a replay with recorded rows, from which it then draws; each batch counts as a step'
     def prefetch(self, ahead: int = ..., device: Any = ...) -> Prefetch: 'Draws the next batches of a replay in a thread, while the learner computes with this one'
     def parallel(self, num_workers: int = ..., ahead: int | None = ..., chunk: int = ..., method: str | None = ..., restarts: int = ..., engine: Any = ..., ordered: bool = ..., weights_every: int = ...) -> Parallel: 'Copies of the chain above, in workers; a second pass goes on where the last one stopped'
-    def stateful(self) -> StatefulPipe: 'The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` saves and restores exactly'
+    def stateful(self) -> StatefulPipe: 'The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` restores exactly'
     def node(self) -> PipeNode: 'The chain as a node of `torchdata.nodes`, saved and restored exactly'
 class WorkerInfo(NamedTuple):
     rank: int = ...
