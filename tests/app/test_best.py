@@ -5,6 +5,7 @@ import json, shutil, sys
 import pytest, torch
 
 from fastrl_replay.all import evaluate, load_policy
+from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import reopen, resume
 from fastrl_replay.app.saved_policies import load_checkpoint
@@ -65,9 +66,9 @@ def test_a_best_model_of_steps_that_were_lost_goes_back(tmp_path, monkeypatch):
 
 def test_a_new_run_leaves_no_best_model_of_an_older_one(tmp_path):
     (tmp_path / 'r').mkdir()
-    (tmp_path / 'r/config.json').write_text(
-        json.dumps(dict(recipe='cartpole', id='older', settings={}))
-    )  # of a run that was killed early
+    # of a run that was killed early
+    config = dict(recipe='cartpole', id='older', settings=recipe('cartpole').settings)
+    (tmp_path / 'r/config.json').write_text(json.dumps(config))
     (tmp_path / 'r/best.pt').write_bytes(b'old')
     tiny(tmp_path / 'r')
     assert not (tmp_path / 'r/best.pt').exists()
