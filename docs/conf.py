@@ -63,7 +63,7 @@ internals = {
     'Environments': 'envs/*',
     'Transforms': 'stages/*',
     'Memory': 'memory/*',
-    'Replay': 'replay/views replay/replay replay/sequence_table replay/sequence_view replay/mixture',
+    'Replay': 'replay/views replay/replay replay/sequence_view replay/mixture',
     'Learning': 'learning/*',
     'Data': 'data/*',
     'Many processes': 'parallel/*',

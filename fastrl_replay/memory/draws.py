@@ -122,9 +122,10 @@ class Draws:
         self._seed = other._seed
         self._count = other._count
 
-    def fresh(self):
-        "A new one of this kind, with nothing in it"
+    def fresh(self, **settings):
+        "Return a new one of this kind, with nothing in it, and with these attributes"
         new = copy(self)
+        vars(new).update(settings)
         new.clear()
         return new
 

@@ -38,14 +38,8 @@ class _Refusing:
     def priorities(self, td) -> np.ndarray:
         self._lack('priorities')  # what `added` takes, from errors of new rows
 
-    def use_places(self, capacity: int):
-        self._lack('use_places')  # draw places from now on, as many as these
-
-    def insert(self, places):
-        self._lack('insert')  # these are taken now
-
-    def remove(self, places):
-        self._lack('remove')  # these are free now
+    def insert(self, keys):
+        self._lack('insert')  # keys that were added can be drawn from now on
 
     def _lack(self, method):
         raise NotImplementedError(problem(type(self).__name__, f'it has no `{method}`'))
@@ -57,20 +51,6 @@ class _Refusing:
         "The methods among these that it does not define"
         return left_out(self, _Refusing, *methods)
 
-    def check_places(
-        self,
-        who: str,  # who asks
-    ):
-        "Raise where it draws keys in order only, and no places, as sequences have them"
-        if missing := self.lacks('use_places', 'insert', 'remove'):
-            raise ArgumentTypeError(
-                who,
-                'sampler',
-                f'{type(self).__name__} without {", ".join(missing)}',
-                'one that draws places too, as Proportional and Ranked do',
-                'add these methods',
-            )
-
 # %% ../../nbs/memory/samplers.ipynb #85050311
 SAMPLERS = {}  # each class of samplers by the name that a memory takes as `kind`
 
@@ -81,6 +61,8 @@ class Sampler(_Refusing, Draws):
     # True: keys that came with several blocks may be told at once, when the sampler is next used
     counts_only = False
     replacement = False  # True: one key is enough for a batch
+    # True: a key can be drawn only when `insert` has named it. A replay of sequences sets it
+    waits = False
     capacity = None  # how many keys there can be at a time; None: any number
     keeps_least = True  # is `least` known?
     first = end = 0  # the keys that can be drawn: first, …, end-1
@@ -156,23 +138,18 @@ class Sampler(_Refusing, Draws):
     def open(
         self,
         place: Place,  # where arrays that must last can be had, as `place.lasting(name, dtype)`
-        key_of=None,  # (places) → keys of rows, where places are drawn; None: keys are
     ):
         "The memory lies here; nothing is written there until `settle`"
         self.place = place
-        self.key_of = key_of
 
     def reopen(self, oldest: int, end: int):
         "Go on with what lies there of these keys"
 
-    def recall(self, places):
-        "Go on with what lies there of these places, which were just inserted"
+    def recall(self, keys):
+        "Give inserted keys what lies there of them"
 
     def settle(self):
         "From now on, what changes may be written down there"
-
-    def unwritten(self, first: int, end: int):
-        "These rows came, where places are drawn; nothing lies there of them"
 
     def found(self, state: dict):
         "The state with what it left in the place; None: that is gone"

@@ -104,13 +104,13 @@ class Replay(Pipe):
         default=None,  # makes the sampler where none is given
         view: View = Transitions(),  # a template
         store=None,  # how rows become bytes; None: whole rows in main memory
-        beta=None,  # the exponent of weights: a number, or a function of the batches so far; None: all weights are 1
+        beta=None,  # weight exponent: a number or a function of the batches so far; None: weights 1
         weight_norm='batch',  # the largest weight is 1 in each 'batch', or in the whole 'memory'
         initial=None,  # the column with the TD errors of new rows; None: the sampler decides
         needs: int = None,  # how many must be there for a batch; None: as many as it has
         ratio: float = None,  # batches for each row that comes in; None: one batch for each block
-        warmup: int = None,  # rows that must have been added before the first batch; they don't count for `ratio`
-        return_idxs: bool = False,  # yield (batch, places in `memory` of its rows, or of the first ones of its sequences)
+        warmup: int = None,  # rows to add before the first batch; they don't count for `ratio`
+        return_idxs: bool = False,  # yield (batch, places in `memory` of its rows or first rows)
         freeze_memory: bool = False,  # let blocks pass without adding them
     ):
         who = type(self).__name__
@@ -161,7 +161,7 @@ class Replay(Pipe):
         return sum(p.nbytes for p in (self.memory, self.view, self.sampler))
 
     def _own_sampler(self, sampler):
-        "One that was given, with the seed of the replay where it has none; a warning of settings that it won't ask for"
+        "Return a given sampler with the replay's seed if it has none; warn of settings it ignores"
         if self._given['sampler'] is None:
             return sampler
         args = signature(type(self)).parameters
@@ -204,8 +204,10 @@ class Replay(Pipe):
                 who, 'sampler', f'{kind} without sample', 'one that draws', 'add this method'
             )
         room = self.max_sz if sampler.capacity is None else sampler.capacity
-        if checked_view(who, view).follows:
-            sampler.check_places(who)
+        if checked_view(who, view).follows and sampler.lacks('insert'):
+            raise ArgumentTypeError(
+                who, 'sampler', f'{kind} without insert', 'one that is told which keys to draw'
+            )
         if initial is not None and sampler.lacks('priorities'):
             raise ArgumentError(
                 who,
@@ -260,7 +262,7 @@ class Replay(Pipe):
             after=vars(self).get('memory'),
             align=sampler.capacity or 1,
         )
-        sampler = sampler.fresh()
+        sampler = sampler.fresh(waits=view.follows)
         view = view.fresh(memory, who)
         steps = StepRows(who, lambda: memory)
         if before := vars(self).get('_steps'):
@@ -284,7 +286,7 @@ class Replay(Pipe):
             )
 
     def clear(self):
-        "As before the first row, but for keys, which are not given out again; rows on disk stay there"
+        "Remove all rows; their keys are not given out again, and rows on disk stay there"
         with self.lock:
             self.memory.close()
             self._fresh()
@@ -336,7 +338,7 @@ class Replay(Pipe):
 
     def add_step(
         self,
-        obs,  # of one environment, or of each of several: a number, an array, a tensor, or a dict or tuple of these
+        obs,  # of one environment or of each: a number, array, tensor, or a dict or tuple of these
         action,  # what was done
         reward,  # a number, or one for each environment
         next_obs,  # what came of it
@@ -345,7 +347,7 @@ class Replay(Pipe):
         *,
         env_id=0,  # whose step it is, or that of the first of these, or of each
         final_obs=None,  # the last states of environments that have been reset already
-        autoreset_mode=None,  # 'next_step' or 'same_step' if the environments of a vector reset themselves
+        autoreset_mode=None,  # 'next_step' or 'same_step' if a vector resets its environments
         **columns,  # what else is known of the step
     ) -> np.ndarray:  # the keys of new rows
         "Add a step from your own loop, or one of each environment of a vector"
@@ -389,53 +391,44 @@ class Replay(Pipe):
         return np.concatenate(keys) if keys else np.zeros(0, np.int64)
 
     def _catch_up(self):
-        "Tell view and sampler what has come and gone since they were last used; how many can be drawn"
+        "Tell view and sampler which rows came and went; return how many can be drawn"
         end, oldest = self.memory.span
         if self.memory.rewinds != self._rewinds:
             self._go_back(self.memory.rewinds)
         if not self._opened and end > self.memory.base:
             self._open_parts(end)
-        sampler = self.sampler
         if self.view.follows:
             self._follow(end)
-        elif self._opened and (sampler.end != end or sampler.first < oldest):
+            return len(self.view)
+        sampler = self.sampler
+        if self._opened and (sampler.end != end or sampler.first < oldest):
             first = max(sampler.end, oldest)
             sampler.added(first, end, oldest, **self._initial_priorities(first, end))
-        return len(self.view) if self.view.follows else end - oldest
+        return end - oldest
 
     def _follow(self, end):
-        "Let a view that draws places see what has come"
+        "Show the view the rows that came, and tell the sampler which keys can be drawn"
         block = self._unfollowed
         view = self.view
         if block is not None and block[1] < end:
             view.follow(*block)
-            self.sampler.unwritten(block[1], end)
         self._unfollowed = None
         view.refollow(end)  # where another process adds rows
-        if self._tell_places() or block is not None:
+        if self._tell_sampler() or block is not None:
             view.note()
 
-    def _tell_places(
-        self, known=False
-    ) -> bool:  # known: up to rows of which the sampler was told when they came
-        "What a view draws has places instead of keys in order; has anything changed?"
-        sampler = self.sampler
-        changes = self.view.drawable()
-        if not changes:
+    def _tell_sampler(self, known=False) -> bool:
+        "Return whether any key came or left; `known`: priorities of those that came lie there"
+        keys = self.view.completed()
+        if keys is None:
             return False
-        capacity, gone, came = changes
-        if sampler.end != capacity:
-            sampler.use_places(capacity)
-            # also where it is yours: this says that it was told
-            sampler.first = 0
-            sampler.end = capacity
-        if len(gone):
-            sampler.remove(gone)
-        if len(came):
-            self.view.came(came)
-            sampler.insert(came)
-            if known:
-                sampler.recall(came)
+        sampler = self.sampler
+        end, oldest = self.memory.span
+        sampler.added(max(sampler.end, oldest), end, oldest)
+        if len(keys):
+            sampler.insert(keys)
+        if known and len(keys):
+            sampler.recall(keys)
         self.view.told()
         return True
 
@@ -446,7 +439,7 @@ class Replay(Pipe):
         view = self.view
         if not self.sampled:
             memory.forget_ages()
-        sampler.open(memory.place, view.key_of if view.follows else None)
+        sampler.open(memory.place)
         if not view.follows:
             sampler.reopen(memory.oldest, end)
         else:
@@ -455,7 +448,7 @@ class Replay(Pipe):
             told = memory.place.told(sampler.kind, end)
             for until in sorted({told, end}):
                 view.refollow(until)
-                self._tell_places(known=until <= told)
+                self._tell_sampler(known=until <= told)
         sampler.settle()
         self._opened = True
         view.note()
@@ -466,11 +459,11 @@ class Replay(Pipe):
             self._catch_up()
 
     def _go_back(self, rewinds):  # how often the process that writes has gone back
-        "Know nothing of rows any more, unless this is the first look at them; what is there is read next"
+        "Forget all rows, unless this is the first look at them; what is there is read next"
         if self._rewinds is None:
             self._rewinds = rewinds
             return
-        sampler = self.sampler.fresh()
+        sampler = self.sampler.fresh(waits=self.view.follows)
         view = self.view
         sampler.draw_on(self.sampler)
         if view.follows:
@@ -498,7 +491,7 @@ class Replay(Pipe):
         self._enough_at = 0
 
     def _count_rows(self, n):
-        "Of `n` rows that came in, those beyond the warm-up count (in a frozen memory the warm-up is over)"
+        "Count those of `n` new rows that are beyond the warm-up, or all in a frozen memory"
         beyond = n if self.freeze_memory else max(0, self.memory.added - (self.warmup or 0))
         self._counted += min(n, beyond)
 
@@ -506,7 +499,7 @@ class Replay(Pipe):
         self._n_yielded += 1
 
     def _ready(self) -> bool:
-        "Can a batch be drawn? Of several learners whose rows come alike, all ask where that depends on episodes"
+        "Return whether a batch can be drawn; ranks must agree if that depends on episodes"
         here = len(self) >= self.needed(self.bs) and self.memory.added >= (self.warmup or 0)
         return here if self.ranks is None or not self.view.follows else self.ranks.all(here)
 
@@ -538,7 +531,7 @@ class Replay(Pipe):
                 self._check_enough(len(steps))
 
     def _check_enough(self, n):
-        "Raise where all rows in memory are newer than the last batch that could be drawn: waiting doesn't help"
+        "Raise if all rows are newer than the last time a batch could be drawn: waiting won't help"
         now = self.memory.added
         if len(self) >= self.needed(self.bs):
             self._enough_at = now
@@ -546,7 +539,8 @@ class Replay(Pipe):
             raise NotEnoughRows(
                 type(self).__name__,
                 'a full memory is too small for a batch',
-                f'{len(self)} {self.unit} in {len(self.memory)} rows of {len(self.memory.environments)} environments',
+                f'{len(self)} {self.unit} in {len(self.memory)} rows '
+                f'of {len(self.memory.environments)} environments',
                 f'{self.needed(self.bs)} {self.unit}',
                 'a larger max_sz, a smaller bs, shorter sequences, or fewer environments',
             )
@@ -698,15 +692,11 @@ class Replay(Pipe):
         self._catch_up()
         sampler = self.sampler
         view = self.view
-        if not len(view) or view.follows and view.places is None:
+        key = view.keys if view.follows else self.memory.keys
+        if not len(view) or key is None:
             return None
-        if view.follows:
-            places = view.places[1]
-            key = view.key_of(view.places[1])
-        else:
-            places = key = (
-                np.arange(sampler.first, sampler.end) if sampler.end else self.memory.keys
-            )
+        if not view.follows and sampler.end:
+            key = np.arange(sampler.first, sampler.end)
         alike = isinstance(sampler, Uniform) or getattr(sampler, 'alpha', None) == 0
         p = (
             np.asarray(sampler.probabilities())
@@ -719,12 +709,11 @@ class Replay(Pipe):
             else None
         )
         p, kept = (x if x is not None and x.shape == key.shape else None for x in (p, kept))
-        order = np.argsort(key, kind='stable')
         return dict(
-            key=key[order],
-            length=view.lengths(places)[order],
-            probability=None if p is None else p[order],
-            priority=None if kept is None else kept[order],
+            key=key,
+            length=view.lengths(key),
+            probability=p,
+            priority=kept,
             kind=sampler.kind,
             without=0,
         )
@@ -752,7 +741,7 @@ class Replay(Pipe):
             return dict(memory=memory, sampler=sampler, view=view, counters=counters, steps=steps)
 
     def check_state(self, state):
-        "Parts that hold what was saved, and counters; an error where these are damaged, or of another kind of memory"
+        "Return new parts and counters from a saved state; raise if it is damaged or doesn't fit"
         state = self._check_saved_form(state)
         # on disk it is open from now on, or a state that is refused would keep the lock
         self.memory.span
@@ -764,7 +753,7 @@ class Replay(Pipe):
         return dict(new, **dict(zip(COUNTERS, state['counters'])), _unfollowed=None, _enough_at=0)
 
     def check_remote(self, state):
-        "The same for a copy in a worker; rows on disk are in a directory that may be on another machine"
+        "Check the state of a copy in a worker, whose directory may be on another machine"
         on_disk = self.store is not None and self.store.folder is not None
         return self._check_saved_form(state) if on_disk else self.check_state(state)
 
@@ -787,7 +776,7 @@ class Replay(Pipe):
         memory = new['memory']
         sampler = new['sampler']
         self.view.check_state(view)
-        sampler.open(memory.place, new['view'].key_of if self.view.follows else None)
+        sampler.open(memory.place)
         saved = sampler.found(saved)
         if saved is None:
             warnings.warn(
@@ -797,18 +786,17 @@ class Replay(Pipe):
         if saved is None or (memory.reads_only or memory.missing) and self.view.follows:
             return False
         self.sampler.check_state(saved)
-        if saved['end'] and not self.view.follows:
-            moved = {k: saved[k] + memory.moved for k in ('first', 'end')}
-            saved = dict(saved, **moved)
+        if saved['end']:
+            keys = [k for k in ('first', 'end', 'inserted') if k in saved]
+            saved = dict(saved, **{k: saved[k] + memory.moved for k in keys})
         # its writer has gone on
         if memory.reads_only and saved['end'] != memory.span[0]:
             return False
         new['view'].restore(view)
-        self._check_saved_places(new['view'].places, saved)
+        self._check_saved_keys(new, saved)
         sampler.load_state_dict(saved)
         if memory.missing:
             sampler.added(sampler.end, sampler.end, memory.oldest)
-        self._check_saved_keys(memory, sampler)
         return memory.added > 0
 
     def _check_saved_columns(self, memory):
@@ -818,30 +806,19 @@ class Replay(Pipe):
         except BlockError as e:
             raise StateError(type(self).__name__, f'a saved memory of other columns: {e}') from None
 
-    def _check_saved_places(self, places, saved):
-        "Raise where a sampler would draw places that the view does not have"
-        if places is None:
-            return
-        n, taken = places
-        if (
-            not np.array_equal(np.sort(saved.get('there', ())), taken)
-            or 'there' in saved
-            and saved['capacity'] != n
-        ):
-            raise StateError(
-                type(self).__name__, 'a saved sampler that draws other sequences than were saved'
-            )
-
-    def _check_saved_keys(self, memory, sampler):
-        "Raise where a sampler would draw rows that are not there"
-        # one that has saved no keys is told of all
-        if self.view.follows or not sampler.end:
-            return
-        if sampler.end != memory.inserted or sampler.first < memory.oldest:
+    def _check_saved_keys(self, new, saved):
+        "Raise where a sampler would draw what is not there"
+        memory, view = new['memory'], new['view']
+        if view.follows:
+            same = np.array_equal(np.sort(saved.get('inserted', ())), view.keys)
+        else:  # a sampler that has saved no keys is told of all
+            whole = memory.missing or saved['first'] >= memory.oldest
+            same = not saved['end'] or saved['end'] == memory.inserted and whole
+        if not same:
             raise StateError(
                 type(self).__name__,
-                'a saved sampler that draws other rows than were saved',
-                f'keys {sampler.first} to {sampler.end - 1}',
+                'a saved sampler that draws other keys than were saved',
+                f'keys {saved["first"]} to {saved["end"] - 1}',
                 f'{memory.oldest} to {memory.inserted - 1}',
             )
 
@@ -883,7 +860,7 @@ class Replay(Pipe):
 
     def order_draws(
         self,
-        lock: DrawOrderLock = None,  # that of another replay, from which batches are drawn together with this one's
+        lock: DrawOrderLock = None,  # of another replay whose batches are drawn with this one's
     ) -> DrawOrderLock:
         "From now on a lock that keeps draws in the order in which they were begun"
         if lock is None and not isinstance(self.lock, DrawOrderLock):
@@ -923,7 +900,7 @@ class Replay(Pipe):
         weight,  # of rows that were drawn just now
         norm,  # 'batch' or 'memory': of what the largest weight is meant
     ) -> dict:  # one that is alone has β = 0, because its weights are right as they are
-        "Sum of priorities, β and largest weight, by which weights are brought to one scale with those of other shards"
+        "Return sum of priorities, β and largest weight, to bring weights of shards to one scale"
         beta = self.beta if self._is_shard else 0
         sampler = self.sampler
         top = 1.0

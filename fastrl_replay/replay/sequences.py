@@ -86,20 +86,14 @@ class SequenceReplay(ReplayByKind):
         self.state = choice(who, 'state', state, ('stored', 'zero'))
         self.eta = eta
 
-    @property
-    def table(self):
-        "What belongs to each sequence; None before the first row"
-        return self.view.table
-
     def stats(self) -> dict:  # numbers by name
         "Return counts, mean length of sequences, share of padding, effective sample size"
         with self.lock:
             self._catch_up()
             counts = Replay.stats(self)
             m = self.memory
-            t = self.view.table
-            here = [] if t is None else np.flatnonzero(t.first >= 0)
-            if not len(here):
+            keys = self.view.keys
+            if not len(keys):
                 return dict(
                     counts,
                     sequences=0,
@@ -109,12 +103,12 @@ class SequenceReplay(ReplayByKind):
                     never_drawn=0.0,
                     drawn_max=0,
                 )
-            mean = float(t.steps[here].mean())
+            mean = float(self.view.lengths(keys).mean())
             p = self.sampler.probabilities()
-            drawn = m.times_drawn[t.first[here] - m.oldest]
+            drawn = m.times_drawn[keys - m.oldest]
         return dict(
             counts,
-            sequences=len(here),
+            sequences=len(keys),
             steps_mean=mean,
             padded=1 - mean / self.length,
             ess=float(1 / (p**2).sum()) if len(p) else 0.0,

@@ -85,53 +85,7 @@ def check_numbers(
     raise ArgumentError(who, f'TD error at place {i}, for key {keys[i]}', td[i], 'a finite number')
 
 # %% ../../nbs/replay/views.ipynb #44ea12a1
-class _OfPlaces:
-    "What a view is asked besides that draws places"
-
-    follows = False  # True: it does
-    # rows with keys before this one were looked at; None: those that lay there before are not
-    followed = None
-    # how many places there are, and an array of those that are taken; None: a state has them not
-    places = None
-
-    def follow(self, steps, first):
-        "Rows from the key `first` on came, perhaps known ones"
-        raise NotImplementedError
-
-    def drawable(self) -> tuple:
-        raise NotImplementedError  # how many places, those free, those taken; None: as before
-
-    def told(self):
-        "The sampler knows of these changes"
-        raise NotImplementedError
-
-    def key_of(self, places):
-        return places  # the rows by whose slots something of places may be written
-
-    def lengths(self, places) -> np.ndarray:
-        "How many rows are drawn with each of these places"
-        return np.ones(len(places), np.int32)
-
-    def came(self, places):
-        "These were taken: what belongs to them may be written down, or read"
-
-    def refollow(self, end):
-        "Follow rows up to this key that were there before opening, or came from another process"
-        if not self.follows or self.followed is None:
-            return
-        for keys in in_parts(max(self.followed, self.memory.oldest), end, 2**16):
-            # another process may have overwritten some meanwhile
-            keys, rows = self.memory.still_there(keys)
-            if len(keys):
-                self.follow(Steps(rows), int(keys[0]))
-
-    def note(self):
-        "Note that the sampler knows all rows followed: what is stored by place is valid for them"
-        if self.followed is not None and self.memory.place.holds:
-            self.memory.place.told_to = self.followed
-
-# %% ../../nbs/replay/views.ipynb #d8001709
-class View(_OfPlaces):
+class View:
     "The base of views: what becomes of keys that a sampler draws"
 
     # what is drawn; the columns that a batch has besides
@@ -139,6 +93,11 @@ class View(_OfPlaces):
     adds = dict(index='i8', weight='f4')
     counted = False  # True: batches go along episodes, so `step_n` must count
     nbytes = 0  # reserved, beside the memory
+    follows = False  # True: the view sees rows as they come, and says which keys can be drawn
+    # rows with keys before this one were seen; None: rows that lay there before are not
+    followed = None
+    # of a view that follows: the keys that can be drawn, oldest first; None: it does not say
+    keys = None
 
     def stored(self, steps: Steps) -> Steps:
         return steps  # what the memory keeps of a block
@@ -192,6 +151,37 @@ class View(_OfPlaces):
                     'rename it in the policy',
                 )
 
+    def follow(self, steps, first):
+        "See rows with keys from `first` on, perhaps again"
+        raise NotImplementedError
+
+    def completed(self) -> np.ndarray:
+        "Return keys that can be drawn from now on; None: none came, and none left"
+        raise NotImplementedError
+
+    def told(self):
+        "Forget what `completed` returned: the sampler knows it"
+        raise NotImplementedError
+
+    def lengths(self, keys) -> np.ndarray:
+        "Return how many rows are drawn with each of these keys"
+        return np.ones(len(keys), np.int32)
+
+    def refollow(self, end):
+        "Follow rows up to this key that were there before opening, or came from another process"
+        if self.followed is None:
+            return
+        for keys in in_parts(max(self.followed, self.memory.oldest), end, 2**16):
+            # another process may have overwritten some meanwhile
+            keys, rows = self.memory.still_there(keys)
+            if len(keys):
+                self.follow(Steps(rows), int(keys[0]))
+
+    def note(self):
+        "Note that the sampler knows all rows that were followed"
+        if self.follows and self.followed is not None and self.memory.place.holds:
+            self.memory.place.told_to = self.followed
+
 # %% ../../nbs/replay/views.ipynb #55d6313b
 def checked_view(
     who: str,  # who asks
@@ -201,7 +191,7 @@ def checked_view(
     if not isinstance(view, View):
         raise ArgumentTypeError(who, 'view', repr(view)[:60], 'a View, such as Transitions()')
     if missing := left_out(
-        view, View, 'batch', 'feedback', *('follow', 'drawable', 'told') * view.follows
+        view, View, 'batch', 'feedback', *('follow', 'completed', 'told') * view.follows
     ):
         raise ArgumentTypeError(
             who,

@@ -410,14 +410,8 @@ class Gives(Sampler):
     def sample(self, n):
         return self.wrong(np.arange(n), np.full(n, 0.1))
 
-    def use_places(self, capacity):
-        self.end = capacity
-
-    def insert(self, places):
-        "All places are drawn"
-
-    def remove(self, places):
-        "All places are drawn"
+    def insert(self, keys):
+        "All keys are drawn"
 
 
 def replays_with(wrong):
