@@ -151,7 +151,7 @@ class Run:
         # seconds so far, and in each part
         self.wall = 0.0
         self.spent = {}
-        # (step, mean return) of evaluations, (step, share of successes); the step at which it was solved
+        # (step, mean return), (step, share of successes) of evaluations; the step that solved it
         self.evals = []
         self.successes = []
         self.solved = None
@@ -362,7 +362,7 @@ class Run:
 
     @contextmanager
     def _parts_written(self, state):
-        "Before the body all ranks have written their parts of a checkpoint; after it those of older ones go"
+        "Write all ranks' parts of a checkpoint before the body, and remove older ones after it"
         if self.ranks.size == 1:
             yield
             return
@@ -518,7 +518,8 @@ def _check_is_mine(config, out, path, named):
             'run',
             f'{place} is not the memory of this run',
             f'that of {said["directory"]}' if 'directory' in said else 'that of no run',
-            remedy='--memory DIR, where it is now; or begin a new run, which continues with these rows',
+            remedy='--memory DIR, where it is now; '
+            'or begin a new run, which continues with these rows',
         )
     if not named and not owns_memory(out, config, path):
         raise SettingsError(
@@ -718,7 +719,7 @@ def _check_model(s, policy, path):
 def outside(
     s: dict,  # settings
 ) -> dict:  # setting → what is typed to name it again
-    "Return the settings that reach outside of a run: modules, paths, clusters, spaces that may be very large"
+    "Return settings that reach outside of a run: modules, paths, clusters, large spaces"
     found = {}
     for key in 'env', 'wrappers', 'train_wrappers':
         text = s.get(key, 'none')
@@ -731,7 +732,7 @@ def outside(
 
 
 def _check_settings(name, s, trust, again=()):
-    "Raise if saved settings are of other kinds, or reach outside of the run and were not named again"
+    "Raise if saved settings have wrong kinds, or reach outside of the run and were not repeated"
     check_saved(name, s)
     found = {} if trust else {k: v for k, v in outside(s).items() if k not in again}
     if found:
@@ -740,7 +741,7 @@ def _check_settings(name, s, trust, again=()):
             'its settings reach outside of the run',
             ', '.join(f'{k} = {s[k]}' for k in found),
             'no modules, no paths, no clusters, and no number above 9,999',
-            f'look at what they name, then --trust, or with train the same again: {" ".join(found.values())}',
+            f'check them, then --trust, or repeat them with train: {" ".join(found.values())}',
         )
 
 # %% ../../nbs/app/runs.ipynb #68546df1
