@@ -196,7 +196,7 @@ class Service(Pipe):
             return (first + np.arange(len(steps))) * self.shards + self._rank
 
     def _renumbered(self, steps):
-        "Return a copy with the service's environment numbers, unchanged if the memory will reject it"
+        "Return a copy with the service's environment numbers, as is if the memory will reject it"
         columns = steps.dtype.names
         steps = steps.copy()
         ids = (
