@@ -196,7 +196,7 @@ def find_libraries(pythons):
 def git_commit(checkout=ROOT):
     "Return the commit of a checkout, with `-dirty` if files differ from it"
     command = ['git', '-C', str(checkout), 'describe', '--always', '--dirty']
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return subprocess.check_output(command, text=True).strip()
 
 
 def machine():

@@ -14,7 +14,8 @@ from functools import partial, wraps
 from itertools import count
 from typing import NamedTuple
 
-from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info  # noqa: F401 (for `generic`)
+# some are for `generic`
+from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info  # noqa: F401
 from torch.utils.data._utils.collate import default_collate_fn_map
 from .steps.core import Steps
 from fastrl_replay.steps.errors import (
@@ -137,12 +138,12 @@ class Pipe(_Names, Saves):
             cls.__iter__ = _one_at_a_time(vars(cls)['__iter__'])
 
     def check_state(self, state: dict):
-        "What `restore` takes, made of what `snapshot` gave (None: just that); an error where it can't be"
+        "Return what `restore` takes for this snapshot (None: the snapshot), or raise `StateError`"
         if type(self).snapshot is Saves.snapshot:
             return super().check_state(state)
 
     def check_remote(self, state: dict):
-        "The same where a copy of this stage in a worker will take it; what lies there is not looked at here"
+        "Check a state for a copy of this stage in a worker, whose files are not read here"
         return self.check_state(state)
 
     def _fresh(self):
@@ -164,7 +165,7 @@ class Pipe(_Names, Saves):
         "Be one of several copies"
 
     def _tell_worker(self):
-        "Let a chain know which copy it is where nothing else tells it, in the workers of a `DataLoader`"
+        "Tell a chain which copy it is if nothing else does: in the workers of a `DataLoader`"
         info = worker_info()
         if info is not None and self._worker_here != (os.getpid(), info):
             self.in_worker(info)
@@ -196,7 +197,7 @@ class Pipe(_Names, Saves):
         self,
         state: dict,  # what `state_dict` gave, from a chain of the same stages
     ):
-        "Continue, from the next pass on, where the saved chain stood; a state that doesn't fit changes nothing"
+        "Continue with the next pass where the saved chain stood; a wrong state changes nothing"
         self._tell_worker()
         # the source may refuse even then
         for stage, own in reversed(self.checked_states(state)):
@@ -207,7 +208,7 @@ class Pipe(_Names, Saves):
         state,  # of `state_dict`
         remote: bool = False,  # will a copy in a worker take it?
     ) -> list:  # of pairs, the last stage first
-        "The stages of this chain, each with what its `restore` takes; an error where a state doesn't fit"
+        "Return the stages of this chain, each with what its `restore` takes; raise if one is wrong"
         up = self._upstream()
         name = type(self).__name__
         if not isinstance(state, dict) or state.keys() != {'stage', 'own', 'above'}:
@@ -273,7 +274,7 @@ class Pipe(_Names, Saves):
             s._open()
 
     def close(self):
-        "Close what the stages of this chain have opened, the last stage first; a new pass opens again"
+        "Close what the stages of this chain opened, last stage first; a new pass opens it again"
         failures = []
         for s in _stages(self):
             try:
@@ -381,7 +382,7 @@ def as_pipe(
 
 # %% ../nbs/pipe.ipynb #586b73c7
 def upstream(pipe) -> IterDataPipe:  # None: it is the first
-    "The stage that `pipe` pulls from; an error where there are several, since such a chain can't be saved"
+    "Return the stage that `pipe` pulls from; raise if there are several, which can't be saved"
     if hasattr(pipe, 'datapipes'):
         raise NotImplementedError(
             problem(
@@ -398,7 +399,7 @@ _ONE_SOURCE = 'source', 'datapipe', 'source_datapipe'
 
 # %% ../nbs/pipe.ipynb #4f86c81e
 def _stages(pipe, here=False):
-    "The stages of this library in a chain, the last one first, each once; `here`: those that run in this process"
+    "Yield this library's stages in a chain, each once, last first; `here`: in this process"
     waiting = [pipe]
     seen = set()
     while waiting:
@@ -434,7 +435,7 @@ def _checked_state(stage, state, check):
 
 # %% ../nbs/pipe.ipynb #e993c9c0
 class Holding(Pipe):
-    "The base of stages that hold rows until later ones complete them: at the end of the data they hand them out"
+    "Base of stages that hold rows until later ones complete them, and yield the rest at the end"
 
     _at_end = False  # is this pass handing them out?
     _resume_end = False  # did the pass that was restored, until the next one begins
@@ -612,8 +613,8 @@ class Items(SavedItems):
 
     def __init__(
         self,
-        items,  # an iterable, which should give the same items each time; its own `state_dict` is used where it has one
-        at_end: str = 'keep',  # 'flush': the data ends with the last item; 'keep': it may go on in the next pass
+        items,  # an iterable with the same items each time; its own `state_dict` is used, if any
+        at_end: str = 'keep',  # 'flush': data ends with a pass; 'keep': the next pass may continue
     ):
         self.items, self._saves = items, _saves(items)
         self.at_end = choice('Items', 'at_end', at_end, ('keep', 'flush'))

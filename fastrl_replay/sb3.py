@@ -34,7 +34,7 @@ _WRITTEN = 'state', 'next_state', 'action', 'reward', 'terminated', 'truncated'
 
 
 class _Rows:
-    "The rows of one position, one of each environment; their columns; and what `count_steps` wants to know of them"
+    "One row for each environment, with their columns and what `count_steps` needs"
 
     def __init__(self, n, dtype):
         rows = np.zeros(n, dtype)  # a new array at each call would cost 10 µs
@@ -62,8 +62,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         action_space: spaces.Space,  # of one environment
         device='auto',  # where batches go
         n_envs: int = 1,  # how many environments are stepped together
-        optimize_memory_usage: bool = False,  # changes nothing: `store=` is what saves memory, and loses no row
-        handle_timeout_termination: bool = True,  # take episodes that `TimeLimit.truncated` ended as going on?
+        optimize_memory_usage: bool = False,  # no effect: `store=` saves memory, and loses no row
+        handle_timeout_termination: bool = True,  # True: `TimeLimit.truncated` counts as truncated
         store=None,  # how rows become bytes; None: whole rows in main memory
     ):
         buffers.BaseBuffer.__init__(

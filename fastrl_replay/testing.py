@@ -386,9 +386,7 @@ def _check_cheap(a):
     iterate = type(a).__iter__  # `Pipe` has wrapped it
     assert hasattr(iterate, '__wrapped__') and inspect.isgeneratorfunction(
         inspect.unwrap(iterate)
-    ), (
-        f'{a!r}: write __iter__ as a generator in the class body of a Pipe, or torch charges for each item'
-    )
+    ), f'{a!r}: write __iter__ as a generator in the class of a Pipe, or torch slows each item'
 
 # %% ../nbs/testing.ipynb #49794e9d
 def check_contract(

@@ -7,7 +7,7 @@ import torch
 
 
 def before_bytecodes(ours, each):
-    "Call `each` before every bytecode that this thread executes in a file that is `ours`; return what ends it"
+    "Call `each` before every bytecode of this thread in `ours` files; return what ends it"
     if sys.version_info >= (3, 12):
         return _monitor(ours, each)  # there the first call of a function is traced late
 
@@ -53,7 +53,7 @@ class Interrupt(KeyboardInterrupt):
 
 
 def interrupted(call, at, *files):
-    "Raise before bytecode number `at` of this library, or of these files, in a call; return whether it came so far"
+    "Raise before bytecode number `at` of this library, or these files; return whether it got there"
     seen = 0
 
     def each():

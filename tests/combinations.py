@@ -1,6 +1,8 @@
-"""What goes with what: each memory with each store, place and use works as a plain model says, or is refused when it is made.
+"""What goes with what: memories, stores, places and uses.
 
-`python tests/combinations.py` writes the table that the site shows; `test_combinations.py` tries each pair of values."""
+Each combination works as a plain model says, or is refused when it is made.
+`python tests/combinations.py` writes the table that the site shows; `test_combinations.py` tries
+each pair of values."""
 
 import copy, io, itertools, json, os, pickle, re
 from itertools import islice
@@ -95,7 +97,7 @@ class Cell(NamedTuple):
         return MEMORIES[memory](source, bs=BS, max_sz=MAX_SZ, store=self.make_store(name, **kw))
 
     def replay(self, source=None, name='memory', other={}, **kw):
-        "A memory of this kind; a mixture's second one has no source, and of its store `other` settings"
+        "A memory of this kind; a mixture's second has no source, and its store `other` settings"
         if self.memory != 'mixture':
             return self.make(self.memory, source, name, **kw)
         return Mixture(
@@ -370,7 +372,7 @@ class FromRecords:
 
 
 class Adapter:
-    "Agents of Stable-Baselines3 draw from it, who know no keys: rows are told apart by what is in them"
+    "For agents of Stable-Baselines3, which know no keys: rows are identified by their content"
 
     asks = dict(
         uniform={},
@@ -515,25 +517,30 @@ REFUSED = [  # when it is made
         use='export',
     ),
     Rule(
-        'agents of Stable-Baselines3 draw uniformly from one buffer, take no weights and return no errors',
+        'agents of Stable-Baselines3 draw uniformly from one buffer, take no weights '
+        'and return no errors',
         'unexpected keyword',
         memory='proportional rank own_sampler mixture',
         use='sb3',
     ),
     Rule(
-        'off-policy agents of Stable-Baselines3 learn from single transitions and have no recurrent networks',
+        'off-policy agents of Stable-Baselines3 learn from single transitions '
+        'and have no recurrent networks',
         'unexpected keyword',
         memory='sequences',
         use='sb3',
     ),
     Rule(
-        "relabelling needs the environment's compute_reward, and Stable-Baselines3 passes its environment to HerReplayBuffer alone",
+        "relabelling needs the environment's compute_reward, "
+        "and Stable-Baselines3 passes its environment to HerReplayBuffer alone",
         'unexpected keyword',
         memory='hindsight',
         use='sb3',
     ),
     Rule(
-        'under another goal a reward is computed anew, from one outcome; a row of several steps has the sum of its rewards and the last outcome, but not the outcomes in between',
+        'under another goal a reward is computed anew, from one outcome; '
+        'a row of several steps has the sum of its rewards and the last outcome, '
+        'but not the outcomes in between',
         'above it',
         memory='hindsight',
         use='n_step',
@@ -562,7 +569,7 @@ def pairs(cell):
 
 
 def covering(cells, seen=()):
-    "Some of these cells, in which each pair of values occurs that occurs in any of them, but for pairs that were seen"
+    "Return few cells that contain each pair of values of all cells, except pairs of `seen` cells"
     pairs_of, found = {cell: pairs(cell) for cell in cells}, []
     left = set().union(*pairs_of.values()).difference(*map(pairs, seen))
     while left:

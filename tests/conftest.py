@@ -58,21 +58,25 @@ def whole(tmp_path_factory):
 # ---- Chromium, for tests that are marked `browser` ----
 
 CHROMIUM = (
-    '--headless=new --no-sandbox --disable-gpu --no-first-run --hide-scrollbars --disable-background-networking '
-    '--disable-component-update --disable-sync --disable-dev-shm-usage'
+    '--headless=new --no-sandbox --disable-gpu --no-first-run --hide-scrollbars '
+    '--disable-background-networking --disable-component-update --disable-sync '
+    '--disable-dev-shm-usage'
 ).split()
 
 
 @pytest.fixture(scope='session')
 def browser():
-    "Chromium, without internet but with this machine. Where it or its driver is missing, the tests fail and say what to install."
+    """Chromium, without internet but with this machine.
+
+    If it or its driver is missing, the tests fail and say what to install."""
     import shutil
     from selenium import webdriver
 
     found = {tool: shutil.which(tool) for tool in ('chromium', 'chromedriver')}
     if not all(found.values()):
         pytest.fail(
-            f'missing: {[t for t, p in found.items() if not p]}. Remedy: apt-get install chromium chromium-driver',
+            f'missing: {[t for t, p in found.items() if not p]}. '
+            'Remedy: apt-get install chromium chromium-driver',
             pytrace=False,
         )
     options = webdriver.ChromeOptions()

@@ -1,9 +1,10 @@
-"""Makes actors and shards of a training run fail at random moments, in all ways that are known here, and looks whether it goes on.
+"""Makes actors and shards of a training run fail at random moments, and checks that it continues.
 
-    python tests/kill_workers.py --kills 200 --out benchmarks/results/failures.json   # what the page "What it survives" shows
+    python tests/kill_workers.py --kills 200 --out benchmarks/results/failures.json
 
-Looked at: that batches go on coming, from both shards; that none comes twice; that the key of a row is never given to another one;
-that lost rows are counted and reported; that no process is left in the end."""
+The page "What it survives" shows the results. Actors and shards fail in all known ways. Checked:
+batches keep coming, from both shards; none comes twice; the key of a row is never given to another
+one; lost rows are counted and reported; no process is left in the end."""
 
 import argparse, faulthandler, json, os, random, resource, signal, subprocess, time, warnings
 from collections import Counter, defaultdict
@@ -57,7 +58,7 @@ class Shard(Pipe):
 
 
 class Learner:
-    "Draws batches of two shards with two actors each, looks at each, and measures how long it waits for one"
+    "Draw batches of two shards with two actors each, check each, and measure the wait for it"
 
     def __init__(self, seed):
         net = value_net(Box(-np.inf, np.inf, (4,)), Discrete(2), (64,))

@@ -1,8 +1,9 @@
-"""A process that writes a memory on disk and is killed, again and again, and what must be there afterwards.
+"""A process that writes a memory on disk and is killed repeatedly, and what must be there then.
 
-Each value of a row follows from its key and from the call that wrote it, so a row that is lost, torn or mixed with another one
-is found; so are links, windows, sequences and priorities. The writer logs each call, before it begins and after it returned, in
-memory that it shares with its parent. Seeds repeat what is written, but not the moment of a kill."""
+Each value of a row follows from its key and from the call that wrote it, so a row that is lost,
+torn or mixed with another one is found; so are links, windows, sequences and priorities. The
+writer logs each call, before it begins and after it returned, in memory that it shares with its
+parent. Seeds repeat what is written, but not the moment of a kill."""
 
 import faulthandler
 import mmap
@@ -47,7 +48,9 @@ def noise(x, n):
 
 
 class Stream:
-    "Environment, episode and step of each key are fixed; all else follows from the key and the number of the call that wrote it"
+    """Environment, episode and step of each key are fixed.
+
+    All else follows from the key and the number of the call that wrote it."""
 
     def __init__(self, seed, pixels):
         rng, self.pixels = np.random.default_rng(seed), pixels
@@ -228,7 +231,9 @@ def write(kind, path, stream, max_sz, spare, log, stamp, rng):
 
 
 class Expected:
-    "What a directory must hold, from the log of its writers; after a call that did not return, also what it may hold instead"
+    """What a directory must hold, by the log of its writers.
+
+    After a call that did not return, also what it may hold instead."""
 
     def __init__(self):
         self.stamps, self.inserted, self.ends = np.zeros(N, int), 0, {0}
@@ -256,7 +261,7 @@ class Expected:
         return min(inserted, max(inserted - self.max_sz, self.reserved - self.ring, self.floor))
 
     def opened(self, max_sz, ring):
-        "In a larger memory, rows that were there are there, and no newer ones have used their slots"
+        "In a larger memory, existing rows remain, and no newer ones have used their slots"
         if not self.reserved:
             self.ring = ring
         if ring > self.ring:
@@ -265,7 +270,7 @@ class Expected:
 
 
 def check(kind, path, stream, expected, mode):
-    "Open a directory and compare all of it with what must be there; return how many rows were added to it"
+    "Compare an opened directory with what must be there; return how many rows were added to it"
     replay = opened(kind, path, expected.max_sz, expected.ring - expected.max_sz, mode)
     memory = replay.memory
     inserted, oldest = memory.span

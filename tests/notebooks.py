@@ -1,7 +1,8 @@
-"""Run notebooks as `nbdev-test` does, each in a fork of one process that has imported what they all need.
+"""Run notebooks as `nbdev-test` does, each in a fork of one process that has their imports.
 
-Imports are most of what a fresh interpreter costs. The process that forks, run as `python tests/notebooks.py`, runs no
-notebook, no parallel code and no thread itself, and does not import fastrl_replay: a notebook sees what it imports."""
+Imports are most of what a fresh interpreter costs. The process that forks, run as `python
+tests/notebooks.py`, runs no notebook, no parallel code and no thread itself, and does not import
+fastrl_replay: a notebook sees what it imports."""
 
 import atexit
 import faulthandler
@@ -65,7 +66,9 @@ def run_notebook(nb, log, limit):
 
 
 def leave(code):
-    "End as a script does, but don't take the modules apart: half a second for pages that the fork shares so far"
+    """End as a script does, but don't take the modules apart.
+
+    That takes half a second, for pages that the fork shares so far."""
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -74,7 +77,9 @@ def leave(code):
 
 
 def take_kernels_from(nb):
-    "A kernel that the notebook exports is not compiled again: its module has the same, as another test proves, and on disk."
+    """Keep kernels that the notebook exports from being compiled again: its module has the same.
+
+    Another test proves that, and the module's kernels are on disk."""
     exported = re.search(r'#\| default_exp ([\w.]+)', Path(nb).read_text(encoding='utf-8'))
     if not exported:
         return
@@ -97,7 +102,7 @@ def take_kernels_from(nb):
 
 
 def serve():
-    "Run the notebooks that come in on stdin, one after the other, and answer with their exit statuses."
+    "Run the notebooks named on stdin, one after the other, and answer with their exit statuses."
     answers = os.fdopen(os.dup(1), 'w', buffering=1)
     os.dup2(2, 1)  # what an import prints is no answer
     os.environ.pop('IN_TEST', None)

@@ -1,4 +1,6 @@
-"""A small world of which every row can be worked out, and a plain model of a memory of it: a dict of key → row, without library code."""
+"""A small world of which every row can be worked out, and a plain model of a memory of it.
+
+The model is a dict of key → row, without library code."""
 
 from functools import lru_cache, partial
 
@@ -217,7 +219,9 @@ class Model:
             late,
             max_sz,
         )  # late: so many batches may be drawn before an error arrives
-        self.cut = cut  # may an episode break off anywhere, and a sequence that was under way begin with zeros, as on disk after a crash?
+        # True: an episode may break off anywhere, and a sequence under way may begin with zeros,
+        # as on disk after a crash
+        self.cut = cut
         self.rows, self.told, self.batches, self.newest = {}, {}, 0, -1
         self.compared = self.relabelled = 0
         self.sees_rows = (
@@ -274,7 +278,7 @@ class Model:
         self.batches += 1
 
     def with_goal(self, row, goal):
-        "The row as if this goal had been wanted, which was achieved in its episode by this step or later"
+        "The row with this goal, which was achieved in its episode by this step or later"
         if (goal == row['state']['desired_goal']).all():
             return row
         env_id, episode, step = name_of(row)
@@ -292,7 +296,7 @@ class Model:
         )
 
     def steps(self, rows, first):
-        "The steps of sequences, and what they must be; after the end of an episode there is nothing"
+        "The steps of sequences, and what they must be; after an episode's end there is nothing"
         found, wanted = [], []
         for row, begins in zip(rows, first):
             env_id, episode, step = name_of(begins)
@@ -313,7 +317,9 @@ class Model:
         return np.concatenate(found), wanted
 
     def check_weights(self, keys, weights):
-        "Of rows whose errors have arrived: larger errors have smaller weights, and proportional ones those of the formula"
+        """Check the weights of rows whose errors have arrived.
+
+        Larger errors have smaller weights; proportional weights follow the formula."""
         known = [
             (self.told[k][0], w)
             for k, w in zip(keys, weights)
@@ -352,7 +358,9 @@ class Model:
 
 
 class MixedModel:
-    "The same of a mixture of a prioritized replay and a uniform one, or of several in shards, whose keys are told apart"
+    """The same for a mixture of a prioritized and a uniform replay, or several in shards.
+
+    Their keys are told apart."""
 
     shards = 1
 

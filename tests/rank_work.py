@@ -1,4 +1,4 @@
-"""What the ranks of tests/parallel/test_ranks.py run: `python rank_work.py NAME …`, once for each rank."""
+"""What ranks of tests/parallel/test_ranks.py run: `python rank_work.py NAME …` for each rank."""
 
 import json, os, signal, sys
 from itertools import islice
@@ -179,7 +179,9 @@ def rounds(ranks, seed, steps):
 
 
 def resumed(ranks, folder, place, do):
-    "A chain that is saved after 30 batches, by rank; one that goes on there; one over the rows of a directory, without a checkpoint"
+    """Save a chain after 30 batches, by rank, or continue it.
+
+    Or begin one over the rows of a directory, without a checkpoint."""
     out = Path(folder)
     store = Rows(out / 'memory', spare=500) if place == 'disk' else None
     replay = GymStepper(['CartPole-v1'] * 2, seed=0).prioritized_replay(

@@ -1,4 +1,4 @@
-"""What several test files share: environments that tell on a stepper, policies, and small helpers."""
+"""What several test files share: environments that tell on a stepper, policies, small helpers."""
 
 import importlib, pkgutil
 from importlib.util import find_spec
@@ -110,7 +110,7 @@ def chained(rows):
 
 
 class Witness(gym.Env):
-    "Observations say which episode and step they belong to and which action was heard last: rows can be checked alone"
+    "Observations tell their episode, their step and the last action, so each row can be checked"
 
     def __init__(self, *lengths, in_place=False, action_space=None, rude=False):
         self.lengths, self.in_place, self.rude = (
@@ -206,7 +206,7 @@ class Nested(gym.Env):
 
 
 class Remember:
-    "A recurrent policy whose hidden state counts its calls since the episode began, beside the sum of what it saw"
+    "A recurrent policy whose hidden state counts its calls in the episode and sums what it saw"
 
     def initial_hidden(self, n):
         return torch.zeros(n), dict(saw=torch.zeros(n, 2))

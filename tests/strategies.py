@@ -1,4 +1,4 @@
-"""What several test files share: random spaces, rows full of random bits, and hypothesis settings that repeat."""
+"""What several test files share: random spaces, rows of random bits, repeatable settings."""
 
 import numpy as np
 from gymnasium import spaces
@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings, strategies as st
 
 
 def cases(n):
-    "Return settings for about n/4 examples, the same in each run; `tests/soak/properties.py` runs random ones"
+    "Return settings for about n/4 fixed examples; `tests/soak/properties.py` runs random ones"
     soak = settings.get_current_profile_name() == 'soak'
     return settings(
         max_examples=20 * n if soak else max(n // 4, min(n, 25)),

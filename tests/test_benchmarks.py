@@ -1,4 +1,4 @@
-"""The scripts in benchmarks/: they run, check the rows that come back, and write their results. No timing decides."""
+"""The scripts in benchmarks/ run, check the rows and write their results. No timing decides."""
 
 import json
 import sys

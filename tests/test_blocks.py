@@ -1,4 +1,4 @@
-"""Blocks, wherever rows are taken in: any memory layout is taken, and a wrong block is refused by name and changes nothing."""
+"""Blocks: any memory layout is taken; a wrong block is refused by name and changes nothing."""
 
 import pickle
 

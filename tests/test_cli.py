@@ -1,4 +1,4 @@
-"""The command fastrl-replay, as a person or a script meets it: what it prints, leaves behind, survives and repeats."""
+"""The command fastrl-replay, by hand or script: what it prints, leaves, survives and repeats."""
 
 import io, json, multiprocessing, os, re, shutil, signal, subprocess, sys, time
 
@@ -97,7 +97,8 @@ def trained(tmp_path_factory):
 def test_a_run_from_the_outside(tmp_path, monkeypatch, capsys):
     "The files, the summary, what is said at the end, and that eval plays the same episodes"
     (tmp_path / 'outside.py').write_text(
-        "import gymnasium as gym\ngym.register('Outside-v0', 'gymnasium.envs.classic_control.cartpole:CartPoleEnv')"
+        "import gymnasium as gym\n"
+        "gym.register('Outside-v0', 'gymnasium.envs.classic_control.cartpole:CartPoleEnv')"
     )
     # as the script in bin/ starts: without the working directory among Python's paths
     script = 'import sys; sys.path.pop(0); from fastrl_replay.cli import main; sys.exit(main())'
@@ -162,7 +163,7 @@ def test_the_same_seed_is_the_same_run(trained, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['cartpole-per', 'cartpole-r2d2'])
 def test_a_killed_run_goes_on_as_if_nothing_had_been(name, tmp_path):
-    "SIGKILL at some moment after the first checkpoint; resumed, all its lines and weights are those of a run that was left alone"
+    "SIGKILL after the first checkpoint; resumed, lines and weights are those of a whole run"
     changes = SMALL
     if name == 'cartpole-r2d2':
         changes = dict(SMALL, network=8, bs=4, length=8, burn_in=2, overlap=4)
@@ -184,7 +185,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(name, tmp_path):
 
 @pytest.mark.parametrize('terminal, status', [(True, -signal.SIGINT), (False, 130)])
 def test_ctrl_c_ends_a_shells_loop(terminal, status, monkeypatch):
-    "In a terminal by the signal, since bash goes on with a loop after a command that just exits; `$?` is 130 in both cases"
+    """In a terminal it ends by the signal, since bash continues a loop after a plain exit.
+
+    `$?` is 130 in both cases."""
     import pty
 
     ends = pty.openpty()
@@ -242,7 +245,7 @@ def test_typed_alone_it_tells_what_to_type(capsys):
 
 
 def test_every_setting_has_its_comment_and_every_recipe_builds():
-    "No recipe lacks a word, none fails to be built, and each gets its first rows from its environments"
+    "Each recipe has its words, can be built, and gets first rows from its environments"
     for r in recipes().values():
         assert r.about and all(r.comments.get(k) for k in r.settings), r.name
         agent = Agent(r.settings)

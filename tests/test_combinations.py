@@ -1,4 +1,4 @@
-"""Each pair of memory, store, place and use works as a plain model says, or is refused when it is made."""
+"""Each pair of memory, store, place and use works as a plain model says, or is refused."""
 
 import json
 

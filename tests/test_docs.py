@@ -1,4 +1,4 @@
-"""Texts for readers: words, outputs, examples that run, and the scripts that make README and site."""
+"""Texts for readers: words, outputs, examples that run, and scripts that make README and site."""
 
 import importlib
 import io
@@ -71,7 +71,7 @@ OLD_NAMES = {'`bunch=`', '`contestants`'}  # which the changelog gives beside th
 
 
 def texts():
-    "Yield where a text is, and the text: cells without their outputs, and what is written beside the notebooks."
+    "Yield a text's place and the text: cells without outputs, and what is beside the notebooks."
     for nb in NOTEBOOKS:
         for c in json.loads(nb.read_text(encoding='utf-8'))['cells']:
             yield f'{nb.name} {c["id"]}', ''.join(c['source'])
@@ -94,7 +94,10 @@ LEFT_OVER = {  # in outputs: what they look like, and what it is
     r'/tmp/|site-packages|\btmp[a-z0-9_]{8}\b': 'a path of the machine',
     r'compiles its kernels': 'a line of the compiler',
     r'with 0 Axes': 'an empty figure',
-    r'(?m)^(?:<function |<bound method |functools\.partial\(|\'?<iframe)|\A(?:True|False)\Z': 'what the last line of a cell returns',
+    (
+        r'(?m)^(?:<function |<bound method |functools\.partial\(|\'?<iframe)'
+        r'|\A(?:True|False)\Z'
+    ): 'what the last line of a cell returns',
     r'(?m)^\|(?:-+:?\|)+$': 'a table that is not drawn: display(Markdown(…))',
     r'\d\.\d{9}': 'a number with all its digits: round it where it is shown',
 }
@@ -159,7 +162,7 @@ def test_next_is_the_following_page():
 
 
 def test_entries_of_what_can_go_wrong_have_a_group():
-    "They begin with what one sees, in bold, and end with their group in a comment, a heading of the page of questions"
+    "They begin with the symptom, in bold, and end with their group in a comment, a heading of faq"
     faq = (ROOT / 'nbs/faq.md').read_text(encoding='utf-8')
     groups = re.findall(r'^```\{can-go-wrong\} (\w+)\n```$', faq, re.M)
     wrong = []
@@ -178,7 +181,7 @@ def test_entries_of_what_can_go_wrong_have_a_group():
 
 
 def test_readme_is_short_and_fits_a_phone():
-    "The first example and the two commands that CI takes from it have lines that are not cut at 400 pixels"
+    "The first example and CI's two commands have lines that 400 pixels do not cut"
     text = (ROOT / 'README.md').read_text(encoding='utf-8')
     assert len(text.splitlines()) <= 120
     example = re.search(r'```python\n(.*?)```', text, re.S)[1]

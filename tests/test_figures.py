@@ -10,12 +10,21 @@ from test_house import BIN, NOTEBOOKS, ROOT, cells, page_of, run
 sys.path.insert(0, str(ROOT / 'docs'))
 import figures
 
-WORDS = 'half|third|quarter|fifth|tenth|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|fifteen|sixteen|twenty|thirty|forty|fifty|a hundred'
+WORDS = (
+    'half|third|quarter|fifth|tenth|two|three|four|five|six|seven|eight|nine|ten'
+    '|eleven|twelve|fifteen|sixteen|twenty|thirty|forty|fifty|a hundred'
+)
 TYPED = re.compile(
-    rf'''(?<![\w,.×])(?:[\d,.]*\d|\b(?:{WORDS}))(?:[\s-]+|(?=[µ%]))                  # a number, and what is measured in it:
-    (?:(?:µs|ms|ns|[kmgt]i?b|%|bytes[ ]an?[ ]\w+|(?:milli|micro|nano)?seconds?|minutes?|hours?)(?!\w)|fold\b|×\s(?!\d)
-    |times[ ](?:as[ ](?:fast|long|slow|much|many|large|small)|longer|faster|slower|smaller|larger|more|fewer|less)\b|(?:steps|rows)[ ]a[ ]second\b)
-    |\b(?:twice|half)[ ]as[ ](?:fast|long|slow)\b|\b(?:half|a[ ](?:third|quarter|fifth|tenth|fiftieth))[ ]of[ ](?:the|its)[ ]time\b|\bhalf[ ]an?[ ](?:second|minute|hour)\b
+    rf'''
+    # a number, and what is measured in it:
+    (?<![\w,.×])(?:[\d,.]*\d|\b(?:{WORDS}))(?:[\s-]+|(?=[µ%]))
+    (?:(?:µs|ms|ns|[kmgt]i?b|%|bytes[ ]an?[ ]\w+|(?:milli|micro|nano)?seconds?|minutes?|hours?)
+    (?!\w)|fold\b|×\s(?!\d)
+    |times[ ](?:as[ ](?:fast|long|slow|much|many|large|small)
+    |longer|faster|slower|smaller|larger|more|fewer|less)\b|(?:steps|rows)[ ]a[ ]second\b)
+    |\b(?:twice|half)[ ]as[ ](?:fast|long|slow)\b
+    |\b(?:half|a[ ](?:third|quarter|fifth|tenth|fiftieth))[ ]of[ ](?:the|its)[ ]time\b
+    |\bhalf[ ]an?[ ](?:second|minute|hour)\b
     |\b(?:solved|solves[ ]it|learned)[ ](?:at|after)[ ](?:step[ ])?\d[\d,]+''',
     re.X,
 )  # in lower-case texts, which is quicker than re.I
@@ -43,8 +52,10 @@ CONSTANTS = [  # what a page may type, by the kind of number it is
     r'half of the memory',
     r'52\.5 %',
     # targets, assumptions and examples worked out on paper
-    r'1,000 steps a second|needs 20 ms|500 steps a second|in 10 ms|differ: 5 ms|20 ms for an update',
-    r'a learner of 20 ms|12\.5 MB of gradients|take 10 ms to go|of two takes 30 ms|an hour for six minutes',
+    r'1,000 steps a second|needs 20 ms|500 steps a second|in 10 ms|differ: 5 ms'
+    r'|20 ms for an update',
+    r'a learner of 20 ms|12\.5 MB of gradients|take 10 ms to go'
+    r'|of two takes 30 ms|an hour for six minutes',
     r'that wait 5 ms|: 5 ms a step|20 ms an update|7 MB of gradients|1,000 hours|reach 85 %',
     r'drawn three times as often',
     r'frames is four times as large',
@@ -56,7 +67,9 @@ CONSTANTS = [  # what a page may type, by the kind of number it is
 
 
 def typed(text):
-    "Return the figures of a text that have no name and are no constant, with the words around them; code does not count"
+    """Return a text's figures that have no name and are no constant, with the words around them.
+
+    Code does not count."""
     text = re.sub(r'```.*?```', '', figures.MARK.sub('§', text), flags=re.S)
     text = re.sub(r'`[^`\n]*`|\$[^$\n]*\$|\]\([^)]*\)|^ {4}.*$', '§', text, flags=re.M)
     text = ' '.join(text.split()).lower()
@@ -91,7 +104,7 @@ def test_no_figure_is_typed():
 
 
 def tables(nb):
-    "Return the tables that cells give; one that is displayed has what was measured in the notebook itself"
+    "Return the tables that cells give; a displayed one has what the notebook itself measured"
     return {
         c['id']: ''.join(o['data']['text/markdown'])
         for c in cells(nb)

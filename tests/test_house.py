@@ -28,7 +28,10 @@ TORCH = 'torch~=2.13.0'  # as in the README's commands
 SURFACE = {
     'steps.core': 'Steps',
     'steps.row_dtypes': 'step_dtype',
-    'steps.errors': 'ActionError ArgumentError ArgumentTypeError BlockError EnvError NotEnoughRows StaleKey StateError',
+    'steps.errors': (
+        'ActionError ArgumentError ArgumentTypeError BlockError EnvError '
+        'NotEnoughRows StaleKey StateError'
+    ),
     'pipe': 'Pipe stage Items MapToIterConverter WorkerInfo worker_info',
     'generic': 'Cycler Header InMemoryCacheHolder',
     'steps.batches': 'Sequences',
@@ -92,7 +95,7 @@ print(fastrl_replay.__file__)
 
 
 def run(*cmd, cwd=ROOT, timeout=600):
-    "Run a command to its end and return its output; fail with the output, not with a traceback of this file."
+    "Run a command and return its output; fail with the output, not with a traceback of this file."
     env = {k: v for k, v in os.environ.items() if k != 'IN_TEST'}  # IN_TEST turns nbdev-export off
     cmd = [str(c) for c in cmd]
     ended = subprocess.run(
@@ -112,7 +115,7 @@ def run(*cmd, cwd=ROOT, timeout=600):
 
 
 def tree(*folders):
-    "Return the paths, from the top level, of the files that a commit of everything here would hold."
+    "Return the paths, from the top level, of the files that a commit of all here would hold."
     options = '--cached', '--others', '--exclude-standard'
     out = run('git', 'ls-files', '-z', *options, '--', *folders)
     return {Path(p) for p in out.split('\0') if p and (ROOT / p).is_file()}
@@ -147,7 +150,7 @@ def modules():
 
 
 def imports(name, path):
-    "Yield what a module imports, as absolute dotted names, each `from a import b` as both a and a.b."
+    "Yield what a module imports, as absolute dotted names; `from a import b` gives a and a.b."
     package = f'fastrl_replay.{name}'.rpartition('.')[0]
     for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
         if isinstance(node, ast.Import):
@@ -173,7 +176,10 @@ def test_notebooks_and_modules_are_in_step(tmp_path):
     again = {p for p in again if '__pycache__' not in p.parts}
     same = {p for p in here & again if (ROOT / p).read_bytes() == (copy / p).read_bytes()}
     wrong = sorted(map(str, (here | again) - same))
-    remedy = 'Remedy: edit the notebook, not the module; then nbdev-export && nbdev-clean; delete what no notebook exports.'
+    remedy = (
+        'Remedy: edit the notebook, not the module; then nbdev-export && nbdev-clean; '
+        'delete what no notebook exports.'
+    )
     assert not wrong, '\n'.join([*wrong, remedy])
 
 
@@ -234,7 +240,10 @@ def graph():
     return found
 
 
-FLOORS = 'steps pipe generic testing envs stages memory replay learning data sb3 parallel look app all cli __main__'.split()
+FLOORS = (
+    'steps pipe generic testing envs stages memory replay learning data sb3 parallel look '
+    'app all cli __main__'
+).split()
 
 
 def test_imports_point_downward():

@@ -1,4 +1,4 @@
-"""What people install: lower bounds, an installation that can't be written, types that checkers accept."""
+"""Installations: lower bounds, one that can't be written, types that checkers accept."""
 
 import ast
 import importlib.util
@@ -37,7 +37,7 @@ def test_the_version_is_the_same_everywhere():
 
 
 def test_kernels_are_compiled_if_nothing_can_be_written(tmp_path, monkeypatch):
-    "numba keeps machine code beside the module, or in the user's cache; if neither can be written it does without"
+    "numba keeps machine code beside the module or in the user's cache; without both it works, too"
     kernels = tmp_path / 'kernels.py'
     kernels.write_text(
         'from fastrl_replay.steps.compiled import njit\n@njit\ndef add(a, b): return a + 2*b\n'
@@ -78,7 +78,7 @@ def test_the_program_that_checkers_read_uses_all_that_is_public():
 
 @pytest.mark.slow
 def test_public_surface_has_types_that_a_checker_accepts(tmp_path):
-    "mypy follows the stub through a user's program, finds no error that isn't there, and those that are"
+    "mypy follows the stub through a user's program, and finds the errors that are there, no others"
 
     def said(path):
         return run(sys.executable, '-c', MYPY, '--config-file', ROOT / 'pyproject.toml', path)

@@ -1,4 +1,6 @@
-"""After an interrupt or an error in a call, a block is in a stage or a memory or it is not, and the sampler agrees with the rows."""
+"""After an interrupt or an error in a call, a block is in a stage or a memory or it is not.
+
+The sampler agrees with the rows."""
 
 import multiprocessing
 import random
@@ -109,7 +111,7 @@ def check_added_or_not(replay, block=2):
 
 
 def moments(make, call, stride, *files):
-    "Interrupt a call on a new object before every so many bytecodes, the first one random, and yield the objects"
+    "Interrupt a call on a new object every `stride` bytecodes, from a random one; yield objects"
     at = random.Random(stride).randint(1, stride)
     while True:
         made = make()

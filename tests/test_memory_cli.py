@@ -1,4 +1,4 @@
-"""`fastrl-replay memory`, and runs whose memory is on disk: what it prints, what a SIGKILL costs, whose rows they are."""
+"""`fastrl-replay memory`, and runs with a memory on disk: output, SIGKILL, whose rows they are."""
 
 import json, os, random, shutil, subprocess, time
 from contextlib import closing
@@ -128,7 +128,7 @@ def test_a_run_on_disk_is_the_run_in_main_memory(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', RUNS)
 def test_kill_9_costs_nothing_but_time(name, tmp_path):
-    "SIGKILL at a random moment after a checkpoint, three times; resumed, all is as in a run that was left alone"
+    "SIGKILL at a random moment after a checkpoint, three times; resumed, it equals a whole run"
     start(recipe(name, **RUNS[name], memory_path=str(tmp_path / 'mw')), tmp_path / 'whole').train()
     r = tmp_path / 'r'
     line = ['train', name, '--out', r, '--memory', tmp_path / 'm', *options(RUNS[name])]
@@ -171,7 +171,7 @@ class Stops:
 
 
 def test_too_few_spare_rows_are_told_and_it_goes_on(tmp_path):
-    "They were overwritten since the checkpoint: how many, and what helps; with the default none is missing"
+    "Rows overwritten since the checkpoint: how many, and what helps; by default none is missing"
     for spare in 10, 0:
         d, m = tmp_path / f'r{spare}', tmp_path / f'm{spare}'
         changes = {**SMALL, 'save_every': 200, 'memory_spare': spare, 'memory_path': str(m)}
@@ -188,7 +188,9 @@ def test_too_few_spare_rows_are_told_and_it_goes_on(tmp_path):
 
 
 def test_two_runs_one_after_the_other(tmp_path, capsys):
-    "The second one goes on with the rows; the first can't be resumed, but plays; a third one is refused while it trains"
+    """The second one goes on with the rows; the first can't be resumed, but plays.
+
+    A third one is refused while the second has the memory."""
     on_disk = dict(SMALL, memory_path=str(tmp_path / 'm'))
     one = start(recipe('cartpole', **on_disk), tmp_path / 'one')
     assert one.train(Stops(one, 400)) is None
@@ -226,7 +228,7 @@ def test_other_rows_are_refused_before_anything_begins(changes, said, tmp_path):
 
 
 def test_a_strangers_config_names_no_directory_of_mine(tmp_path, capsys, monkeypatch):
-    "Resumed, it is refused, whatever it names; evaluated, nothing is opened; a path in `store` is none"
+    "Resuming refuses any path that it names; evaluating opens nothing; `store` takes no path"
     monkeypatch.chdir(tmp_path)
     run = start(recipe('cartpole', **SMALL, memory_path='theirs'), tmp_path / 'r')
     assert run.train(Stops(run, 0)) is None  # before its first row
@@ -272,7 +274,9 @@ def test_a_checkpoint_of_a_memory_on_disk_has_no_rows(tmp_path):
 
 
 def test_killed_before_its_first_row(tmp_path):
-    "There is a directory that says whose memory will be in it, and no memory: it goes on, and so does a new run there"
+    """The directory says whose memory will be in it, and has no memory.
+
+    The run goes on, and so does a new run there."""
     for i in range(2):
         on_disk = recipe('cartpole', **SMALL, memory_path=str(tmp_path / 'm'))
         run = start(on_disk, tmp_path / f'r{i}')
@@ -283,7 +287,9 @@ def test_killed_before_its_first_row(tmp_path):
 
 
 def test_shards_on_disk_fit_or_are_refused(tmp_path):
-    "Another number of shards, other columns, a shard that is in use: before any process begins; else it is said how many rows there are"
+    """Another number of shards, other columns, a shard in use: refused before any process begins.
+
+    Otherwise the run says how many rows there are."""
     m = str(tmp_path / 'm')
     rows = Steps.cat(list(GymStepper('CartPole-v1', seed=0).header(20)))
     for i in 0, 1:

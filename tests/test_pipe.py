@@ -1,4 +1,6 @@
-"""`Pipe`: registering stages, saving and continuing at every item, pickling, opening and closing; and the generic stages."""
+"""`Pipe` and the generic stages.
+
+Registering stages, saving and continuing at every item, pickling, opening and closing."""
 
 import gc
 import inspect
@@ -74,7 +76,7 @@ def registry(monkeypatch):
 
 
 def test_a_stage_may_be_defined_again(registry):
-    "If a notebook cell runs twice, the newer class replaces the older; a class with another name doesn't"
+    "A newer class of the same name replaces the older (a cell run twice); another name doesn't"
 
     def define(by):
         @stage('louder')
@@ -126,7 +128,7 @@ CHAINS = {
 
 @pytest.mark.parametrize('chain', CHAINS)
 def test_a_saved_chain_continues_at_every_item(chain):
-    "A restored chain gives the rest of the pass and then whole passes, and the saved one does not notice"
+    "A restored chain gives the rest of the pass, then whole passes; the saved one is unaffected"
     make = CHAINS[chain]
     whole = list(make())
     for k in range(len(whole) + 1):
@@ -187,7 +189,9 @@ class Twice(Positioned):
 )
 @pytest.mark.parametrize('left', [1, 2])
 def test_what_a_pass_left_comes_first_in_a_restored_chain_too(above, left):
-    "A pass is left; the next one gives what it left, is saved before it asks for more, and begins at the start of the source"
+    """After a pass is left, the next one gives what it left, and is saved before it asks for more.
+
+    Then it begins at the start of the source."""
     a, b = Twice(above()).map(up), Twice(above()).map(up)
     list(islice(a, left))
     it = iter(a)

@@ -1,4 +1,4 @@
-"""The site: it builds without a warning, is complete and self-contained, and can be read in a browser."""
+"""The site builds without a warning, is complete and self-contained, and works in a browser."""
 
 import html.parser
 import importlib
@@ -52,7 +52,7 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope='session')
 def site(tmp_path_factory):
-    "The folder of the built site, built once for all workers of pytest-xdist. Any warning of Sphinx fails the build."
+    "Build the site once for all workers of pytest-xdist. Any warning of Sphinx fails the build."
     folder = tmp_path_factory.getbasetemp()
     out = (folder.parent if 'PYTEST_XDIST_WORKER' in os.environ else folder) / 'site'
     with FileLock(f'{out}.lock'):
@@ -89,7 +89,7 @@ def test_every_notebook_is_a_page_of_the_sidebar_and_its_download(pages):
 
 
 def public_names():
-    "Yield module.name of every function and class that a module exports, whether `all` gives it or not."
+    "Yield module.name of every function and class that a module exports, in `all` or not."
     for name in modules():
         if name.startswith(('_', 'all')) or name == 'learning.learners':
             continue  # these give what others define
@@ -187,32 +187,47 @@ def show(browser, url, width, theme='light'):
     features = [dict(name='prefers-color-scheme', value=theme)]
     browser.execute_cdp_cmd('Emulation.setEmulatedMedia', dict(features=features))
     browser.get(url)
-    drawn = """return (!document.querySelector('script[src*="tex-svg"]') || window.MathJax?.startup?.promise && document.readyState == 'complete')
-        && [...document.querySelectorAll('.highlight-mermaid, .mermaid:not([data-processed])')].length == 0"""
+    drawn = """
+        const math = document.querySelector('script[src*="tex-svg"]');
+        const open = '.highlight-mermaid, .mermaid:not([data-processed])';
+        return (!math || window.MathJax?.startup?.promise && document.readyState == 'complete')
+            && [...document.querySelectorAll(open)].length == 0"""
     WebDriverWait(browser, 30).until(lambda b: b.execute_script(drawn))
     browser.execute_async_script(
-        'const done = arguments[0]; (window.MathJax?.startup?.promise ?? Promise.resolve()).then(() => setTimeout(done, 50))'
+        'const done = arguments[0]; (window.MathJax?.startup?.promise ?? Promise.resolve())'
+        '.then(() => setTimeout(done, 50))'
     )
 
 
-MORE = 'contributing changelog faq install versions genindex search reference/PrioritizedReplay reference/classes internals/memory'
+MORE = (
+    'contributing changelog faq install versions genindex search reference/PrioritizedReplay '
+    'reference/classes internals/memory'
+)
 FACTS = """
-    const box = e => e.getBoundingClientRect(), scrolls = e => e && (/auto|scroll|hidden/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
-    const seen = [...document.querySelectorAll('article *')].filter(e => box(e).width && !e.closest('mjx-assistive-mml'));
+    const box = e => e.getBoundingClientRect();
+    const all = selector => [...document.querySelectorAll(selector)];
+    const scrolls = e => e && (/auto|scroll|hidden/.test(getComputedStyle(e).overflowX)
+      || scrolls(e.parentElement));
+    const sticks = r => r.right > innerWidth + 1 || r.left < -1;
+    const seen = all('article *').filter(e => box(e).width && !e.closest('mjx-assistive-mml'));
     return {
       wide: document.documentElement.scrollWidth,
-      out: seen.filter(e => (box(e).right > innerWidth + 1 || box(e).left < -1) && !scrolls(e.parentElement)).map(e => e.outerHTML.slice(0, 150)),
+      out: seen.filter(e => sticks(box(e)) && !scrolls(e.parentElement))
+        .map(e => e.outerHTML.slice(0, 150)),
       equations: document.querySelectorAll('.math').length,
-      drawn: [...document.querySelectorAll('.math mjx-container svg')].filter(e => box(e).width && box(e).height).length,
-      errors: document.querySelectorAll('mjx-merror, [data-mjx-error], .mermaid .error-icon').length,
+      drawn: all('.math mjx-container svg').filter(e => box(e).width && box(e).height).length,
+      errors: all('mjx-merror, [data-mjx-error], .mermaid .error-icon').length,
       diagrams: document.querySelectorAll('.mermaid').length,
-      pictured: [...document.querySelectorAll('.mermaid svg')].filter(e => box(e).height > 20 && e.querySelector('.node')).length,
+      pictured: all('.mermaid svg').filter(e => box(e).height > 20 && e.querySelector('.node'))
+        .length,
       broken: [...document.images].filter(i => !i.naturalWidth).map(i => i.src)}"""
 
 
 @pytest.mark.parametrize('name', [*map(page_of, NOTEBOOKS), *MORE.split()])
 def test_page_in_the_browser(site, browser, name):
-    "No console errors; equations and diagrams are drawn, in light and dark; nothing sticks out on a phone or a screen."
+    """No console errors; equations and diagrams are drawn, in light and dark.
+
+    Nothing sticks out on a phone or a screen."""
     for width, theme in ((1400, 'light'), (400, 'dark')):
         show(browser, f'file://{site}/{name}.html', width, theme)
         log = browser.get_log('browser')
@@ -245,6 +260,7 @@ def test_there_is_something_to_draw(site, browser):
 def test_search_finds_it(site, browser, query, page):
     "Without a server."
     show(browser, f'file://{site}/search.html?q={query}', 1400)
-    script = "return [...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'))"
+    script = """return [...document.querySelectorAll('#search-results li a')]
+        .map(a => a.getAttribute('href'))"""
     found = WebDriverWait(browser, 30).until(lambda b: b.execute_script(script))
     assert any(page in link for link in found[:3]), found

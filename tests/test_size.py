@@ -8,7 +8,8 @@ import tokenize
 import pytest
 from test_house import ROOT
 
-# In tokens: names, operators, numbers and strings without docstrings. Lower a number when code was deleted.
+# In tokens: names, operators, numbers and strings without docstrings.
+# Lower a number when code was deleted.
 MOST = dict(fastrl_replay=225_000, tests=262_000)
 KINDS = tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING
 

@@ -1,4 +1,7 @@
-"""Saved states of all kinds of stages: untouched, a chain continues with the same items; damaged, they are refused and nothing has changed, or taken."""
+"""Saved states of all kinds of stages.
+
+Untouched, a chain continues with the same items; damaged, they are taken, or refused and
+nothing has changed."""
 
 import random
 import resource

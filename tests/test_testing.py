@@ -1,4 +1,4 @@
-"""`testing`: scripted environments play their scripts in every mode, and `check_contract` catches what it promises to catch."""
+"""`testing`: scripted environments play their scripts, and `check_contract` catches violations."""
 
 import pickle
 
@@ -20,7 +20,7 @@ lengths = st.lists(st.sampled_from([1, 2, 3, 5, -1, -2, -4]), min_size=1, max_si
 @cases(60)
 @given(lengths, st.integers(0, 9))
 def test_script_numbers_are_all_different(episodes, env):
-    "One state more than steps for each episode, an end after each length, of the kind that its sign says"
+    "One state more than steps for each episode, an end after each length, of its sign's kind"
     s = script(*episodes, env=env)
     n = sum(map(abs, episodes))
     ends = np.cumsum(np.abs(episodes)) - 1
@@ -69,7 +69,7 @@ def vector(scripts, n, mode):
 @cases(40)
 @given(st.lists(lengths, min_size=1, max_size=3), st.integers(1, 25))
 def test_scripted_environments_play_their_scripts(episodes, n):
-    "Single environments, and vectors in all three autoreset modes, give the transitions that are read off the lists"
+    "Single environments, and vectors in all autoreset modes, give the transitions of the lists"
     scripts = [script(*e, env=i) for i, e in enumerate(episodes)]
     blocks = [b.rows for b in scripted_steps(scripts, n)]
     want = [
@@ -105,7 +105,7 @@ def test_crooked_scripts_are_refused(change, words):
 
 
 def test_scripted_environments_guard_their_use():
-    "No step before a reset or after an end, no action outside of the space; a reset leaves a running episode"
+    "No step before a reset or after an end, no action outside the space; a reset ends an episode"
     env = ScriptedEnv(**script(1, 2))
     with pytest.raises(RuntimeError):
         env.step(0)

@@ -1,4 +1,4 @@
-"""Compile what most tests use, so that the processes of a test run find it on disk and don't compile it three times."""
+"""Compile what most tests use, so that test processes find it on disk instead of compiling it."""
 
 import sys
 

@@ -71,7 +71,7 @@ PLACES = os.pathsep.join(
 
 
 def learns_the_same(chain, first, then):
-    "Each time, and from a checkpoint: the losses of three chains, one of which is saved after so many records"
+    "Check the losses of a chain, of an equal one, and of one that continues its saved state"
 
     def losses(pipe, n):
         return [r['loss'] for r in islice(pipe, n)]

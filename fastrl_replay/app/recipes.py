@@ -190,6 +190,7 @@ class Agent:
         self,
         settings: dict,  # of a recipe
         ranks=None,  # as `Ranks`, if several learn together; None: it talks to no other
+        spaces=None,  # of observations and actions, that the environment must have; None: any
     ):
         self.settings, self.ranks = settings, ranks or Alone(settings.get('ranks', 1))
         try:
@@ -197,7 +198,7 @@ class Agent:
             if 'device' in settings:
                 device = chosen_device(settings['device'], self.ranks)
                 self.settings = {**settings, 'device': device}
-            self._build(self.settings, of_rank(self.settings))
+            self._build(self.settings, of_rank(self.settings), spaces)
         except (SettingsError, RankError):
             raise
         except MISFITS as e:
@@ -208,13 +209,16 @@ class Agent:
         "A policy that plays with the model, without exploring"
         return self.builder.greedy(self.model, self.settings)
 
-    def _build(self, whole, s):
+    def _build(self, whole, s, spaces):
         # environments may draw from those of numpy and Python
         seed_generators(s['seed'], WorkerInfo(self.ranks.rank))
         torch.manual_seed(s['seed'])
         self.builder = builder = LEARNERS[s['learner']]
         env = make_env(s, training=True)
         self.spaces = _seen_spaces(s, env)
+        if spaces and [*spaces] != [*self.spaces]:
+            what = f'env: {s["env"]} is not that of the checkpoint'
+            raise SettingsError('recipe', what, f'{self.spaces}', f'{spaces}')
         self.agents = getattr(env, 'num_envs', 1)  # of each environment
         # the mean return that counts as solved; None: there is none
         self.solved = s.get('solved', 'threshold')

@@ -139,12 +139,13 @@ class Run:
         name: str,  # of the recipe
         settings: dict,  # of the recipe, with all changes
         ranks=None,  # as `Ranks`, if several learn together
+        spaces=None,  # of a checkpoint's observations and actions; None: the environment's
     ):
         self.out = Path(out)
         self.name = name
         self.settings = settings
         self.title = run_title(name, settings)
-        self.agent = Agent(settings, ranks)
+        self.agent = Agent(settings, ranks, spaces)
         # `leads`: does this one write what happens?
         self.ranks, self.leads = self.agent.ranks, self.agent.ranks.leads
         self.show = Silent()  # a display, while it trains
@@ -619,7 +620,9 @@ def _check_vacant(out, s):
     if not out.is_dir():
         raise SettingsError('run', 'this is not a directory', out, remedy='another --out')
     with suppress(Explained):
-        if 'id' in read_config(out):
+        config = read_config(out)
+        check_saved(config['recipe'], config['settings'])
+        if 'id' in config:
             return
     memory = Path(memory_path(s) or out).absolute()
     others = {p for p in out.iterdir() if p.absolute() not in (memory, *memory.parents)}
@@ -691,8 +694,7 @@ def reopen(
     with _config_errors(out, config):
         _check_settings(config['recipe'], s, trust)
         policy = policy_in(load_checkpoint(path), path)
-        _check_model(s, policy, path)
-        agent = Agent(s)
+        agent = Agent(s, spaces=_check_model(s, policy, path))
         load_model(agent.model, policy['model'], str(path))
     return agent, policy.get('env_steps', 0)
 
@@ -709,9 +711,9 @@ def _config_errors(out, config):
 
 
 def _check_model(s, policy, path):
-    "Raise if the saved model is not that of the settings, before it takes memory"
+    "Return the saved model's spaces; raise, before it takes memory, if it doesn't fit the settings"
     try:
-        check_model('run', s, policy)
+        return check_model('run', s, policy)
     except MISFITS as e:
         raise SettingsError('run', f'{path} has another model', f'{type(e).__name__}: {e}') from e
 
@@ -728,6 +730,9 @@ def outside(
     for key, within in dict(engine='process', address='none').items():
         if s.get(key, within) != within:
             found[key] = f'--{key} {shlex.quote(str(s[key]))}'
+    for key, most in dict(envs=1024, max_sz=10**7, threads=256).items():
+        if s.get(key, 0) > most:
+            found[key] = f'--set {key}={s[key]}'
     return found
 
 
@@ -740,7 +745,7 @@ def _check_settings(name, s, trust, again=()):
             'recipe',
             'its settings reach outside of the run',
             ', '.join(f'{k} = {s[k]}' for k in found),
-            'no modules, no paths, no clusters, and no number above 9,999',
+            'no modules, no paths, no clusters, and no large numbers',
             f'check them, then --trust, or repeat them with train: {" ".join(found.values())}',
         )
 
@@ -781,8 +786,8 @@ def resume(
                     n,
                     f'{begin} train --resume {out}',
                 )
-            state = _checkpoint(out, s)
-            run = Run(out, config['recipe'], s, ranks)
+            state, spaces = _checkpoint(out, s)
+            run = Run(out, config['recipe'], s, ranks, spaces)
         run.load(state)
         if not run.leads:
             return _in_one_directory(run)
@@ -803,14 +808,13 @@ def resume(
 
 
 def _checkpoint(out, s):
-    "Read checkpoint.pt, whose model must be that of the settings"
+    "Return checkpoint.pt's state and its model's spaces; the model must fit the settings"
     path = Path(out) / 'checkpoint.pt'
     state = load_checkpoint(path)
     if not isinstance(state, dict) or not {'agent', 'run'} <= set(state):
         got = sorted(map(str, state)) if isinstance(state, dict) else type(state)
         raise SettingsError('run', f'{path} belongs to no run', got, 'agent, run')
-    _check_model(s, policy_in(state, path), path)
-    return state
+    return state, _check_model(s, policy_in(state, path), path)
 
 # %% ../../nbs/app/runs.ipynb #fb0e3804
 def _tidy(run, config):

@@ -119,7 +119,7 @@ def _named(name, infos):
 def read_minari(
     dataset,  # a data set of Minari, or the id of one that is on this machine
     infos=(),  # names of entries of info to keep as columns
-    seeds: bool = True,  # add a column with the seed of each episode's reset? A stepper's rows have none
+    seeds: bool = True,  # add a column of each episode's reset seed; a stepper's rows have none
 ) -> Episodes:  # a pipe; each pass reads the data set from its beginning
     "Blocks of true transitions, one an episode"
     infos = (infos,) if isinstance(infos, str) else tuple(infos)
@@ -131,7 +131,9 @@ def read_minari(
     return Episodes(Items(recordings, at_end='flush'), keep=(*(('seed',) if seeds else ()), *infos))
 
 # %% ../../nbs/data/datasets.ipynb #d95ffaad
-_STANDARD = 'state action reward next_state terminated truncated env_id episode_n step_n total_reward'.split()
+_STANDARD = """
+    state action reward next_state terminated truncated env_id episode_n step_n total_reward
+""".split()
 
 
 def _blocks(source):
@@ -342,7 +344,7 @@ def env_facts(
     rows: np.ndarray,  # structured
     env: gym.Env = None,  # that they were made in; None: it isn't known
 ) -> tuple:  # arguments for `write_minari`; '', or why the environment is not among them
-    "The environment of these rows, and its spaces, where it fits them; or else spaces that hold what is in them"
+    "Return the environment and its spaces if it fits the rows, or else spaces that hold them"
     why = '' if env is None else _why_not(rows, env)
     if env is None or why:
         return spaces_of(rows), why

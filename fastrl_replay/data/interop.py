@@ -25,7 +25,7 @@ from ..steps.states import anything, checked, flag
 
 # %% ../../nbs/data/interop.ipynb #cbb17b6d
 def _saved_stage(pipe: IterDataPipe):
-    "The last stage of the chain that can be saved; an error where one of torch's own holds something that can't"
+    "Return the last stage that can be saved; raise if a stage of torch's has unsaved state"
     last = None
     p = pipe
     while p is not None:
@@ -90,7 +90,7 @@ class _Passes:
 # %% ../../nbs/data/interop.ipynb #ee33d14a
 @stage('stateful')
 class StatefulPipe(_Passes, IterableDataset):
-    "The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` saves and restores exactly"
+    "The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` restores exactly"
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ def _refuse(name, got, expected, remedy=None):
 
 
 def _parts(x, name):
-    "A column of plain tensors, nested in dicts and tuples; a `BlockError` where it is something else"
+    "Return plain tensors, nested in dicts and tuples; raise `BlockError` for anything else"
     if isinstance(x, dict) and x and next(iter(x)) != '[0]':
         return {k: _parts(v, f'{name}.{k}') for k, v in x.items()}
     if isinstance(x, (dict, list, tuple)) and x:
@@ -213,7 +213,7 @@ def _part_dtype(x, name, shape):
 
 # %% ../../nbs/data/interop.ipynb #184d8362
 def _shape(tensors, like):
-    "The shape of a block whose rows were like this: what is before the dimensions that a column had within a row"
+    "Return a block's shape: the dimensions before those that a column has within a row"
     before = {t.dim() - a.ndim + 1 for t, (_, a) in zip(tensors, leaves(np.empty(0, like)))}
     if all(t.dim() == 0 for t in tensors):
         return ()

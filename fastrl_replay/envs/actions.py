@@ -44,9 +44,9 @@ def check_action(
     space: spaces.Space,  # of one environment
     n: int,  # how many environments
     name: str = 'action',  # how to call it in an error
-    clip: bool = None,  # bring actions outside a `Box` to its bounds: all (True), none (False), rounding errors (None)
+    clip: bool = None,  # clip to `Box` bounds: all (True), none (False), rounding errors (None)
 ):  # arrays [n, ...] of the space's dtype, nested as the space is
-    "Actions as the environments want them; whatever doesn't fit the space is an `ActionError` that says so"
+    "Convert actions to what the environments expect; raise `ActionError` if they don't fit"
     if isinstance(space, spaces.Dict):
         if not isinstance(action, dict) or action.keys() != space.spaces.keys():
             raise ActionError('GymStepper', name, action, f'a dict of {list(space.spaces)}')
@@ -184,9 +184,9 @@ def split_answer(
 def action_checker(
     space: spaces.Space,  # of one environment
     n: int,  # how many environments
-    clip: bool = None,  # bring actions outside a `Box` to its bounds: all (True), none (False), rounding errors (None)
-):  # a function of what the policy returned, which gives new arrays, or a plain int for a single environment
-    "`check_action` for one space and number of environments, with a short way for what is obviously right"
+    clip: bool = None,  # clip to `Box` bounds: all (True), none (False), rounding errors (None)
+):  # the policy's actions → new arrays, or an int for a single environment
+    "Return `check_action` for one space and number of environments, faster for valid actions"
 
     def full(action):
         return check_action(action, space, n, clip=clip)

@@ -51,12 +51,15 @@ class AgentsSlot(Slot):
 
     def where(self, e):
         here = [self.names[p] for p in np.flatnonzero(self.there)]
-        last = self.env_id + self.n - 1
-        who = f'the environment of agents {self.env_id} to {last} ({", ".join(map(str, here)) or "none is there"})'
-        return who, f'episodes {self.counts[:, 0].tolist()}', (self.counts[:, 1] + 1).tolist()
+        return (
+            f'the environment of agents {self.env_id} to {self.env_id + self.n - 1} '
+            f'({", ".join(map(str, here)) or "none is there"})',
+            f'episodes {self.counts[:, 0].tolist()}',
+            (self.counts[:, 1] + 1).tolist(),
+        )
 
     def _place(self, name):
-        "The place of an agent; one that is new takes a free one, first of all those that never had a name"
+        "Return an agent's place; a new agent takes a free one, ideally one that never had a name"
         if name in self.names:
             return self.names.index(name)
         taken = {*self.env.parallel.agents}

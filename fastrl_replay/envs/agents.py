@@ -37,8 +37,8 @@ def as_agents(
             'source',
             f'{x!r}'[:80],
             'a ParallelEnv: this is an AECEnv, whose agents act in turn',
-            'pettingzoo.utils.conversions.aec_to_parallel(env), where all agents act in each round; parallel_env() of '
-            'its module, where there is one',
+            'pettingzoo.utils.conversions.aec_to_parallel(env), if all agents act in each round; '
+            'or parallel_env() of its module, where there is one',
         )
     return Agents(x) if is_parallel(x) else x
 

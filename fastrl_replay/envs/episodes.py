@@ -186,8 +186,8 @@ def _no_counters(who, row, env, episode, step, before):
         f"row {row} of the block: columns 'step_n' and 'episode_n' do not count (env_id {env})",
         f'step_n={step} after step_n={before}, in episode_n={episode} that had not ended',
         'a step_n that grows from step to step of an episode',
-        "fill both columns in: step_n = 1, 2, 3, … within each episode, and episode_n = 1, 2, … with each new one of "
-        'its environment, as GymStepper does',
+        'fill both columns in: step_n = 1, 2, 3, … within each episode, '
+        'and episode_n = 1, 2, … with each new one of its environment, as GymStepper does',
     )
 
 # %% ../../nbs/envs/episodes.ipynb #4522926e
@@ -206,7 +206,7 @@ class ColumnsGate:
         self.same = None
 
     def knows(self, dtype: np.dtype) -> bool:
-        "Are these columns those that were accepted? Blocks of other processes have equal ones, not the same object"
+        "Check if this dtype was accepted; other processes' blocks have an equal one, not the same"
         if dtype is self.same:
             return True
         if self.counters or self.layout is None or dtype != self.layout.dtype:
@@ -296,9 +296,9 @@ class BlockGate(ColumnsGate):
         self,
         who: str,  # the stage or memory, for errors
         layout=RowLayout,  # (who, dtype) → what the owner's kernel needs to know of these columns
-        refuses=None,  # (rows) → raises where the owner can't take them; None: nothing more is refused
+        refuses=None,  # (rows) → raises if the owner can't take them; None: no further check
         shape_remedy: str = _IN_ORDER,  # what to do about blocks of other shapes
-        check=None,  # (dtype) → raises where the owner has no use for such columns; None: any will do
+        check=None,  # (dtype) → raises if the owner can't use such columns; None: any will do
         takes_drawn: bool = False,  # may a replay have drawn the rows?
         counted: bool = False,  # must `step_n` count, because the owner cuts episodes by it?
     ):

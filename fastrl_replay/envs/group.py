@@ -121,7 +121,7 @@ class GroupRows(RowColumns):
         rows,
         n,  # how many slots have made their rows
     ):
-        "Write the entries that came with the last step; with the first one, make rows that have them"
+        "Write the entries of the last step; at the first one, make rows that have columns for them"
         if self.shown != self.infos.known():
             rows = self._anew(rows, self.extra, rows.dtype.names)
         for slot, start in self.slots.pairs[:n]:
@@ -253,7 +253,7 @@ class EnvGroup:
         return Steps(rows) if len(rows) else None
 
     def _break_off(self, rows, outcomes, hidden):  # as it was before the step
-        "Keep the rows of environments with an outcome; the next one begins anew, those after it were not stepped"
+        "Keep the rows of environments that stepped; the next one failed, and begins a new episode"
         at = len(outcomes)
         if at < len(self.pairs):
             slot, start = self.pairs[at]
@@ -292,7 +292,7 @@ def _failed(slot, what, e):
 
 # %% ../../nbs/envs/group.ipynb #0d68238b
 def _refuse_others(saved, mine):
-    "The first thing in which two lists of identities differ: number of environments, way to reset, spaces"
+    "Raise `StateError` with the first difference: number of environments, way to reset, spaces"
     got, expected = (f'{sum(n for n, *_ in l)} environments' for l in (saved, mine))
     if got == expected:
         got, expected = next((x, y) for a, b in zip(saved, mine) for x, y in zip(a, b) if x != y)

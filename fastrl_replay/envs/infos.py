@@ -26,7 +26,7 @@ _TWO = spaces.Discrete(2)
 
 
 def info_entries(
-    info,  # a name, names, or a dict: name → what stands in where it is missing; None: it must be there
+    info,  # a name, names, or a dict: name → default if it is missing; None: it must be there
 ) -> dict:  # name → default, or None
     "What a stepper's `info=` asks for"
     if isinstance(info, str):
@@ -124,7 +124,7 @@ def _other(dtype, shape, out, name):
         f'entry {name!r} of info',
         f'{dtype} {list(shape)}',
         f'{out.dtype} {list(out.shape[1:])}, as the first one or its default',
-        'let the environment always give the same, or say what it is by a default: info=dict(x=0.) for floats',
+        'return the same dtype and shape each time, or set a default: info=dict(x=0.) for floats',
     )
 
 # %% ../../nbs/envs/infos.ipynb #7b1f80c5
@@ -153,7 +153,7 @@ def _missing(name, of, info):
 
 # %% ../../nbs/envs/infos.ipynb #c866f7fe
 class InfoColumns:
-    "Which entries are kept, what stands in for missing ones, and the dtypes of their columns as far as known"
+    "Entries to keep, defaults for missing ones, and the dtypes of their columns, if known"
 
     def __init__(
         self,
@@ -391,7 +391,8 @@ def asks_for(
                 'GymStepper',
                 f'the policy takes a mask and gets none, as no entry is called {MASK!r}',
                 f'info={tuple(entries)}',
-                remedy=f'info={MASK!r}; where the environment calls it otherwise, rename it in a wrapper',
+                remedy=f'info={MASK!r}; where the environment calls it otherwise, '
+                'rename it in a wrapper',
             ),
             stacklevel=2,
         )

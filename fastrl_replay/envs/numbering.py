@@ -125,7 +125,7 @@ class Environments:
         return _admit(env_ids, self.number, self.ids, self.last, self.free, self.left)
 
     def with_room(self, env_ids, kept) -> 'Environments':
-        "A copy with free numbers for all of these, in which no others than the numbers `kept` are taken"
+        "Return a copy that keeps only the numbers `kept`, with free numbers for all of these"
         needed = len(np.union1d(self.ids[kept], env_ids))
         room = len(self.ids)
         new = Environments(max(needed, 2 * room) if 4 * needed > 3 * room else room)

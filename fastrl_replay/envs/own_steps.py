@@ -228,7 +228,7 @@ def _same(a, b, n):
 
 @njit
 def number_steps(raw, before, at, ids, late, counts, last, resets):
-    "Number rows; ENDED + RESTARTED + LEFT_OUT times the rows that only reset; -1-i: row i is refused"
+    "Number rows; return ENDED + RESTARTED + LEFT_OUT per reset row; -1-i: row i is refused"
     size, reward_at, terminated_at, truncated_at, env_at, episode_at, step_at = at[:7]
     total_at, state_at, next_at, width = at[7:]
     ints, floats, outcome = raw.view(np.int32), raw.view(np.float32), 0
@@ -311,7 +311,8 @@ class StepRows:
         self._of = None  # env_id and number of environments, as they were given
         self._warned = False
         self._looked = False  # was the step after an end looked at?
-        # env_id → the state in which its episode ended, None if that step was refused: a reset may follow
+        # env_id → the last state of its episode, which a reset may follow;
+        # None: the step that ended it was refused
         self.lost = {}
 
     def make(
@@ -358,7 +359,7 @@ class StepRows:
             warnings.warn(problem_, stacklevel=outside())
 
     def ends(self) -> dict:
-        "Return the last states of environments whose episode has ended, for the object that replaces this one"
+        "Return the last states of ended episodes by env_id, for the object that replaces this one"
         self._store()
         stands = self.known.items()
         return {e: s['next_state'][None] for e, s in stands if s['counts'][OVER]} | self.lost
@@ -382,7 +383,7 @@ class StepRows:
         counts[:, [STEP, TOTAL, RESTARTS]] = 0
 
     def _find_resets(self, late):
-        "Let rows that only reset follow the end of an episode, if that end was refused or is forgotten"
+        "Let rows that only reset follow an episode's end that was refused or is forgotten"
         for i, e in enumerate(self.ids.tolist()):
             if e not in self.lost:
                 continue
@@ -546,10 +547,12 @@ class StepRows:
         over = self.new.counts[:, OVER] > 0
         return BlockError(
             self.who,
-            f'an episode of environment {self.ids[over][0]} of a vector has ended, and how it resets is not known',
+            f'an episode of environment {self.ids[over][0]} of a vector has ended, '
+            'and how it resets is not known',
             'autoreset_mode=None',
-            remedy="autoreset_mode='next_step', gymnasium's default; final_obs=info.get('final_obs') "
-            "for SameStep; autoreset_mode='disabled' if your loop resets it",
+            remedy="autoreset_mode='next_step', gymnasium's default; "
+            "final_obs=info.get('final_obs') for SameStep; "
+            "autoreset_mode='disabled' if your loop resets it",
         )
 
     def _look_for_reset(self):
@@ -645,7 +648,7 @@ def _of_env(x, i, n):
 class OwnSteps(Pipe):
     "The first stage of a chain whose steps come from your own loop"
 
-    _buffers = '_rows', '_gate', '_waiting', '_memory'
+    _buffers = 'rows', '_gate', '_waiting', '_memory'
     # more may come after each pass
     data_ended = False
     takes_steps = True
@@ -656,7 +659,7 @@ class OwnSteps(Pipe):
         self._fresh()
 
     def _fresh(self):
-        self._rows = StepRows('OwnSteps', self._memory, continues=False)
+        self.rows = StepRows('OwnSteps', self._memory, continues=False)
         self._waiting = deque()
         self.proven = False  # did rows come through the chain?
         # before anything is counted
@@ -668,7 +671,7 @@ class OwnSteps(Pipe):
 
     def end_in(self, memory):  # gives the `Timeline` at the end of the chain, or None
         "Number episodes from those of the rows in this memory on"
-        self._memory = self._rows.memory = memory
+        self._memory = self.rows.memory = memory
 
     def add_step(
         self,
@@ -690,25 +693,17 @@ class OwnSteps(Pipe):
 
     def take(self, values, *how) -> Steps:
         "Make rows of a step; they count when they are given"
-        return Steps(self._rows.make(values, *how).copy())
+        return Steps(self.rows.make(values, *how).copy())
 
     def give(self, steps):
         "Count rows that were taken, and let them wait for the chain"
         if len(steps):
             self._gate.accept(*self._gate.check(steps))
             self._waiting.append(steps)
-        self._rows.done()
+        self.rows.done()
 
     def snapshot(self):
-        return dict(steps=self._rows.snapshot(), waiting=[pack(b) for b in self._waiting])
-
-    def refused(self, *step):
-        "Remember which episodes ended in a step that was refused"
-        self._rows.refused(*step)
-
-    def break_off(self):
-        "Begin an episode with the next step, because the last one may be lost in the chain"
-        self._rows.break_off()
+        return dict(steps=self.rows.snapshot(), waiting=[pack(b) for b in self._waiting])
 
     def check_state(self, state):
         state = checked('OwnSteps', dict(steps=anything, waiting=listed(block)), state)
@@ -717,10 +712,10 @@ class OwnSteps(Pipe):
         return dict(state, steps=rows)
 
     def restore(self, state):
-        ends = self._rows.ends()
+        ends = self.rows.ends()
         self._fresh()
-        self._rows = state['steps']
-        self._rows.lost = ends
+        self.rows = state['steps']
+        self.rows.lost = ends
         self._waiting.extend(state['waiting'])
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f026
@@ -753,11 +748,13 @@ def _check_column(name):
 
 _MEANT = dict(  # ours: theirs
     obs='state observation observations',
-    next_obs='next_state next_observation next_observations new_obs new_state new_observation obs_next',
+    next_obs='next_state next_observation next_observations new_obs new_state new_observation '
+    'obs_next',
     terminated='done dones terminal terminations termination is_done is_terminal',
     truncated='timeout timeouts truncations truncation trunc time_limit time_limit_reached',
     env_id='env envs env_index env_num',
-    final_obs='info infos final_info final_infos final_observation final_observations terminal_observation terminal_obs last_obs',
+    final_obs='info infos final_info final_infos final_observation final_observations '
+    'terminal_observation terminal_obs last_obs',
     autoreset_mode='autoreset reset_mode',
     action='actions',
     reward='rewards',

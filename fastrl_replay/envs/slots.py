@@ -96,7 +96,7 @@ class Slot:
         saved,
         seed,  # of the group
     ) -> bool:
-        "Go on where it was saved; True: with a new episode, because the environment itself could not be saved"
+        "Continue from a saved state; True: with a new episode, as the environment was not saved"
         for k, v in saved['kept']:
             if k in _KEPT:
                 setattr(self, k, _as_kept(self, k, decode(v)))
@@ -147,7 +147,7 @@ class SingleSlot(Slot):
         self.over = True
 
     def begin_anew(self, saved, seed):
-        "A new episode, where the environment could not be saved; with its random numbers, or else another seed"
+        "Begin a new episode with the saved random state, or else with a different seed"
         self.leave()
         if saved['random']:
             self.env.unwrapped.np_random = decode(saved['random'])
@@ -270,7 +270,7 @@ def _as_kept(slot, k, x):
 
 # %% ../../nbs/envs/slots.ipynb #350d7d3d
 def _restore_info(slot, saved):
-    "Take back entries of info; without them a running episode can't go on where the policy asks for some"
+    "Restore entries of info; raise if a running episode lacks some that the policy needs"
     if saved is not None and slot.info is not None:
         slot.info.load_state_dict(decode(saved))
     there = [] if slot.info is None else slot.info.arrays

@@ -51,8 +51,8 @@ def open_envs(
             'GymStepper',
             'source',
             f'{source!r}'[:80],
-            'an environment id, a gym.Env, a VectorEnv, a ParallelEnv, a function that makes one, a list of these, '
-            'or a pipe of them',
+            'an environment id, a gym.Env, a VectorEnv, a ParallelEnv, a function that makes one, '
+            'a list of these, or a pipe of them',
         )
     return [(made, True)]
 

@@ -44,20 +44,20 @@ def _as_clip(clip):
 # %% ../../nbs/envs/stepper.ipynb #15ffc421
 @stage('gym_step')
 class GymStepper(Positioned):
-    "Steps environments and yields blocks of true transitions; a second pass goes on where the last one stopped"
+    "Steps environments and yields blocks of true transitions; a second pass continues the first"
 
     _buffers = ('_here', '_others')
     steps_envs = True
 
     def __init__(
         self,
-        source,  # id, gym.Env, VectorEnv, function, or a list: stepped for ever; a pipe of environments: each once
+        source,  # id, gym.Env, VectorEnv, function, list: endless; pipe of environments: each once
         policy=None,  # state → action; None: random actions
-        seed: int = None,  # environment i gets seed+i at its first reset, its action space too; None: unpredictable
-        autoreset_mode=None,  # how vector environments reset that don't say it: 'next_step', 'same_step' or 'disabled'
-        clip: bool = None,  # bring actions outside a `Box` to its bounds: all (True), none (False), rounding errors (None)
-        float32: bool = False,  # keep observations of float64 as float32, which is what networks want?
-        info=(),  # entries of `info` to keep as columns: names, or a dict with what stands in where one is missing
+        seed: int = None,  # environment i and its action space start with seed+i; None: random
+        autoreset_mode=None,  # of vectors that declare none: 'next_step', 'same_step' or 'disabled'
+        clip: bool = None,  # clip to `Box` bounds: all (True), none (False), rounding errors (None)
+        float32: bool = False,  # convert float64 observations to float32, as networks expect?
+        info=(),  # `info` entries to keep as columns: names, or a dict: name → default if missing
     ):
         # none goes back up
         self.piped = self.reads_anew = isinstance(source, (IterDataPipe, MapDataPipe))
@@ -186,7 +186,7 @@ class GymStepper(Positioned):
             self.policy.in_worker(info)
 
     def saves_exactly(self) -> bool:
-        "Could all environments be saved as they are now? The others begin a new episode when the pipe is restored"
+        "Return whether all environments can be saved; the others begin a new episode on restore"
         return all(saved_env(l.env)[0] is not None for l in self._here.slots())
 
     @property
@@ -235,7 +235,8 @@ class GymStepper(Positioned):
                     what,
                     why,
                     'plain data',
-                    'give it a state_dict and a load_state_dict; instead of processes (AsyncVectorEnv), use SyncVectorEnv',
+                    'give it a state_dict and a load_state_dict; instead of processes '
+                    '(AsyncVectorEnv), use SyncVectorEnv',
                 )
             )
         self._close()

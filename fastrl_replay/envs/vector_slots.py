@@ -23,7 +23,7 @@ COUNTED = 'reward', 'terminated', 'truncated', 'env_id', 'episode_n', 'step_n', 
 
 @njit
 def count_steps(raw, at, ids, lags, counts, totals, resets):
-    "Fill in where each row stands; 2 * rows left out + 1 if an episode ended; -1-i: row i should be a reset, and isn't"
+    "Number rows; return 2 * rows left out + 1 if an episode ended, or -1-i: row i is no reset"
     size, reward_at, term_at, trunc_at, env_at, episode_at, step_at, total_at = at
     ints = raw.view(np.int32)
     floats = raw.view(np.float32)
@@ -62,7 +62,7 @@ _MODES = {name: m for m in AutoresetMode for name in (m.name.lower(), m.value)}
 
 
 def as_mode(x, what='autoreset_mode', who='GymStepper'):
-    "An autoreset mode, which may have been given by name: 'same_step', or gymnasium's 'SameStep'; None stays None"
+    "Convert a name, such as 'same_step' or 'SameStep', to an autoreset mode; None stays None"
     if x is None or isinstance(x, AutoresetMode):
         return x
     return _MODES.get(x) or _MODES[choice(who, what, x, _MODES)]
@@ -103,7 +103,8 @@ class InterruptibleSlot(Slot):
         if isinstance(self.env.unwrapped, AsyncVectorEnv):
             raise EnvError(
                 'GymStepper',
-                f'environments {self.env_id} to {self.env_id + self.n - 1} were interrupted in their processes',
+                f'environments {self.env_id} to {self.env_id + self.n - 1} '
+                'were interrupted in their processes',
                 'answers that may be under way',
                 'none',
                 'close(terminate=True) and make them anew, or use SyncVectorEnv',
@@ -167,7 +168,7 @@ class VectorSlot(InterruptibleSlot):
         return self.counts[i, :2]
 
     def act(self, actions, i, rows, result):
-        "Step all with their actions, and write what came into their rows; 2 for each row that is left out"
+        "Step all and write the results into their rows; return 2 * rows left out + any ended"
         if self.n != len(rows):
             actions = pick(actions, slice(i, i + self.n))
             rows = rows[i : i + self.n]
@@ -196,7 +197,7 @@ class VectorSlot(InterruptibleSlot):
         return outcome
 
     def _look_for_final(self, info, rows):
-        "SameStep: what was returned is already the next episode's first state, and `info` has the last one of this"
+        "SameStep returns the next episode's first state; take the last one of this from `info`"
         same = self.mode == AutoresetMode.SAME_STEP
         if not same and type(info) is dict and not (_FINAL[0] in info or _FINAL[1] in info):
             return
@@ -231,7 +232,7 @@ class VectorSlot(InterruptibleSlot):
         return self.last.arrays if kept.all() else {k: a[kept] for k, a in self.last.arrays.items()}
 
     def where(self, e):
-        "Where it failed: gymnasium's own loop over its environments knows, when it was that which broke off"
+        "Say which environment failed: read it from gymnasium's loop if the error is from there"
         i = None
         tb = e.__traceback__
         while tb:
@@ -311,7 +312,7 @@ def _no_reset(slot, i, rows):
 def _wrong_mode(slot, i, what, got, expected, remedy=None):
     episode, step = slot.stands(i)
     mode = f'autoreset_mode {slot.mode.value}{", which was assumed" if slot.assumed else ""}'
-    say = "say how it resets: autoreset_mode='same_step' or 'disabled', or its metadata['autoreset_mode']"
+    say = "say how it resets: autoreset_mode='same_step' or 'disabled', or in its metadata"
     return EnvError(
         'GymStepper',
         f'environment {slot.env_id + i}, episode {episode}, step {step}: {what}',

@@ -24,7 +24,7 @@ def discounts(
     batch: Steps,  # steps, or n-step rows
     gamma: float,  # how much a reward is worth one step later
 ) -> torch.Tensor:  # one a row
-    "What the value of each next state counts for: the column `discount`, or else γ where the episode goes on"
+    "Return the factor of each next value: column `discount`, or else γ, 0 after termination"
     return (
         batch.discount if 'discount' in batch.dtype.names else gamma * (~batch.terminated).float()
     )
@@ -81,7 +81,7 @@ def _space_of(dtype):  # as far as the dtype of a column tells
     return f'{kind} ({dtype.base}{list(dtype.shape) or ""} in each row)'
 
 
-_ACTIONS = 'let it choose one of a few: gymnasium.wrappers.TransformAction(env, few.__getitem__, Discrete(len(few)))'
+_ACTIONS = 'let it choose: gym.wrappers.TransformAction(env, few.__getitem__, Discrete(len(few)))'
 _STATES = 'a network: value_net, and .dqn'
 
 # %% ../../nbs/learning/base.ipynb #e5ce4137
@@ -252,7 +252,7 @@ class Learner(SavedLearner):
         losses,  # a loss, or where several models are learned: model → loss
         **numbers,  # what else the record has: tensors of one number each
     ) -> dict:  # floats by name
-        "Take one step along the gradient of each loss; the record has losses, norms of the gradients, and the numbers"
+        "Take one gradient step per loss; the record has losses, gradient norms and the numbers"
         several = isinstance(losses, dict)
         if not several:
             losses = {next(iter(self.learned)): losses}
@@ -309,7 +309,7 @@ class Learner(SavedLearner):
             f'update {self.updates}: loss and norm of the gradient',
             ', '.join(map(str, values)),
             'finite numbers',
-            'a smaller lr, scaled rewards, or look for NaN in what the model gives; the model has not been changed',
+            'a smaller lr or scaled rewards; look for NaN in outputs; the model has not changed',
         )
 
     def _move(self, name, grads, norm, rate):
@@ -333,7 +333,7 @@ class Learner(SavedLearner):
 
     def compute_with(
         self,
-        precision: str = 'float32',  # of matrix products: 'float32', or 'bfloat16' where the device is quicker with it
+        precision: str = 'float32',  # for matrix products; 'bfloat16' is faster on some devices
         compile: bool = False,  # let torch.compile make a program of the networks
     ) -> 'Learner':  # itself
         "Set how networks are computed from now on"

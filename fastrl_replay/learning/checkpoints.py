@@ -49,7 +49,7 @@ def check_same_shapes(
     saved: dict,  # name → tensor
     mine: dict,  # name → tensor
 ):
-    "An error where a checkpoint has other tensors than we have, by name, by shape or by kind of number"
+    "Raise `StateError` if a checkpoint's tensors differ from ours in name, shape or dtype"
     for look in _shape_of, _dtype_of:
         a, b = ({k: look(v) for k, v in d.items()} for d in (saved, mine))
         for k in dict.fromkeys([*b, *a]):
@@ -129,7 +129,7 @@ def load_generator(
     own: torch.Generator,  # is changed
     saved: torch.Tensor,  # a state, of a generator on this device or on another
 ):
-    "Go on where another generator was; on another kind of device, with numbers that follow from its state"
+    "Take over a generator's state; if it is of another kind of device, use it as a seed"
     other = {torch.Generator('cpu').get_state().numel(), _GPU_STATE} - {own.get_state().numel()}
     moved = (
         isinstance(saved, torch.Tensor)

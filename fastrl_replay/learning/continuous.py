@@ -81,7 +81,7 @@ LOG_STD = -20.0, 2.0  # what the logarithm of a standard deviation is kept betwe
 
 
 def squashed(
-    answer: torch.Tensor,  # [..., 2*size], as an actor gave it: means, and logarithms of standard deviations
+    answer: torch.Tensor,  # [..., 2*size], an actor's output: means and log standard deviations
     noise: torch.Tensor,  # [..., size], of a standard normal distribution
 ) -> tuple:  # actions from -1 to 1, [..., size]; the logarithms of their densities, [...]
     "Samples of a normal distribution, squashed by tanh, and how likely they are"
@@ -303,7 +303,7 @@ class GaussianNoise(_BoxPolicy):
         self,
         actor,  # states → [n, size]: any numbers, which tanh squashes
         space: spaces.Box,  # of one action
-        scale=0.1,  # standard deviation, where bounds are -1 and 1; a number, or a function of the actions so far
+        scale=0.1,  # standard deviation for bounds ±1; a number, or a function of actions so far
         random: int = 0,  # how many actions are drawn evenly from the space first
         seed: int = None,  # of its random numbers; None: others each time
         device=None,  # where the actor wants its states; None: where they are

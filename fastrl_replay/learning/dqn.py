@@ -42,7 +42,7 @@ def action_values(
     values: torch.Tensor,  # [..., actions], as a model gave them
     action: torch.Tensor,  # [...], whole numbers
 ) -> torch.Tensor:  # [...]
-    "The values of the actions that were taken; an error where the model gives anything else than one for each action"
+    "Return the values of the actions taken; raise if the model gives other than one per action"
     if action.is_floating_point():
         raise ArgumentError(
             who,
@@ -114,9 +114,9 @@ def dqn_errors(
     model,  # states → [B, actions], or for actions of several parts [B, parts, actions]
     target,  # `model` with older weights: states → the same
     batch: Steps,  # [B]
-    gamma: float,  # how much a reward is worth one step later; where rows have a `discount`, that counts
+    gamma: float,  # discount per step; ignored if rows have a `discount` column
     double: bool = True,  # does `model` choose the next action, or `target`?
-) -> tuple:  # Q of what was done, with its gradient, and what it should have been, without one: [B], or [B, parts]
+) -> tuple:  # Q of the actions taken, with gradient, and targets, without: [B], or [B, parts]
     "Values and targets of the actions of a batch"
     several = has_parts(batch)
     if not several:
@@ -151,15 +151,15 @@ class DQNLearner(Learner):
     def __init__(
         self,
         source,  # a pipe of batches
-        model: nn.Module,  # states → [B, actions], or with parts [B, parts, actions]; learned in place
-        gamma: float = 0.99,  # how much a reward is worth one step later; where rows have a `discount`, that counts
+        model: nn.Module,  # states → [B, actions], or [B, parts, actions]; learned in place
+        gamma: float = 0.99,  # discount per step; ignored if rows have a `discount` column
         lr: float = 1e-3,  # of Adam; a number, or a function of the updates so far
         double: bool = True,  # does the model choose the next action, or the target network?
         target_every: int = 500,  # updates between two refreshments of the target network
         tau: float = 1.0,  # how far the target network goes towards the model then; 1: all the way
         max_norm: float = 10.0,  # gradients are scaled down to this norm
         optimizer=None,  # parameters → optimizer, instead of Adam
-        conservative: float = 0.0,  # for recorded data: how much values of actions that were not taken are held down
+        conservative: float = 0.0,  # weight of the conservative (CQL) penalty, for recorded data
     ):
         super().__init__(
             source,

@@ -50,7 +50,7 @@ def play(
 @singledispatch
 def evaluate(
     policy,  # states → actions, as `GymStepper` takes it; None: random actions
-    env,  # an id or a function: one is made for each episode; or an environment, a `VectorEnv`, or a list
+    env,  # an id or a function makes one per episode; or an environment, `VectorEnv` or list
     episodes: int = 20,  # how many are played, each in an environment of its kind
     seed: int = 0,  # environment `i` gets `seed + i`
     record=None,  # a file .mp4 for a video of the first episode
@@ -83,7 +83,7 @@ def decimals(
     *values,  # numbers that are printed together
     least: int = 1,  # how many at least
 ) -> int:
-    "How many decimals results need: three digits of the largest where that is below 5, else one or `least`"
+    "Return the decimals to print: three digits of the largest if below 5, else one or `least`"
     largest = max((abs(float(x)) for x in values if isfinite(x)), default=0)
     if not largest:
         return least

@@ -103,7 +103,7 @@ def double_q_target(
     discount: torch.Tensor,  # [...], 0 where the episode terminated
     q_online_next: torch.Tensor,  # [..., actions], of the next state: these choose
     q_target_next: torch.Tensor,  # [..., actions], of the next state: these say what it is worth
-    allowed: torch.Tensor = None,  # [..., actions], bool: which actions are allowed in the next state; None: all
+    allowed: torch.Tensor = None,  # [..., actions], bool: what the next state allows; None: all
 ) -> torch.Tensor:  # [...]
     "The value of the action that the online network would choose, by the target network"
     _check('double_q_target', like='reward', reward=reward, discount=discount)

@@ -72,7 +72,7 @@ def has_images(
     return any(is_image(part) for _, part in named_leaves(space))
 
 # %% ../../nbs/learning/networks.ipynb #bbbdb17e
-_LAYERS = {  # shorter side of the image, at least → channels, side of the window, stride of each layer
+_LAYERS = {  # minimum shorter side of the image → channels, kernel size and stride of each layer
     36: ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     12: ((32, 4, 2), (64, 3, 1)),
     3: ((16, 3, 1),),
@@ -147,7 +147,7 @@ class _Parts(nn.Module):
 def feature_layers(
     space: spaces.Space,  # of one observation
 ) -> nn.Module:  # states → [..., `size`]
-    "Layers that make features of states: `ConvLayers` for images, `FlattenSpace` for everything else"
+    "Return layers that compute features: `ConvLayers` for images, `FlattenSpace` for the rest"
     if is_image(space):
         return ConvLayers(space)
     return _Parts(space) if has_images(space) else FlattenSpace(space)
@@ -191,7 +191,7 @@ def part_sizes(
 
 # %% ../../nbs/learning/networks.ipynb #b0910003
 class Branches(nn.Module):
-    "A linear head: values for each part of an action; with `dueling` a value of the state, and advantages"
+    "Linear head: values for each part of an action; `dueling`: state value and advantages"
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class Branches(nn.Module):
 # %% ../../nbs/learning/networks.ipynb #b9db6e25
 def value_net(
     observation_space: spaces.Space,  # of one environment
-    action_space: spaces.Space,  # of one environment: Discrete, or of several parts: MultiDiscrete, MultiBinary
+    action_space: spaces.Space,  # of one environment: Discrete, MultiDiscrete or MultiBinary
     hidden=(256, 256),  # sizes of the hidden layers
     dueling: bool = False,  # with a `Dueling` head?
 ) -> nn.Sequential:  # states → [..., actions], or [..., parts, actions]
@@ -267,8 +267,8 @@ def n_actions(
 
 # %% ../../nbs/learning/networks.ipynb #b465300d
 def conv_net(
-    observation_space: spaces.Space,  # of one environment: an image, a stack of images, or a Dict or a Tuple with some
-    action_space: spaces.Space,  # of one environment: Discrete, or of several parts: MultiDiscrete, MultiBinary
+    observation_space: spaces.Space,  # of one environment: image, stack, or Dict or Tuple with one
+    action_space: spaces.Space,  # of one environment: Discrete, MultiDiscrete or MultiBinary
     hidden=(512,),  # sizes of the hidden layers after the convolutions
     dueling: bool = False,  # with a `Dueling` head?
 ) -> nn.Sequential:  # states → [..., actions], or [..., parts, actions]

@@ -66,7 +66,7 @@ class GeometricSchedule:
 def branch_sizes(
     values,  # a network, or any function
 ) -> np.ndarray:  # how many actions each part has; None: it gives values of single numbers
-    "The parts of the actions whose values a network gives, as one of its layers says by `action_sizes`"
+    "Return the sizes of the parts of an action, from `action_sizes` of a layer of the network"
     layers = values.modules() if isinstance(values, nn.Module) else ()
     return next((np.array(m.action_sizes) for m in layers if hasattr(m, 'action_sizes')), None)
 
@@ -102,8 +102,8 @@ class EpsGreedy(Exploring):
 
     def __init__(
         self,
-        values,  # states → [n, actions]; one that has `initial_hidden(n)` takes its hidden state too, and gives the next
-        eps=0.05,  # a number, one for each environment, or a function of how many actions were asked for so far
+        values,  # states → [n, actions]; with `initial_hidden(n)`, it takes and gives hidden states
+        eps=0.05,  # a number, one for each environment, or a function of the actions so far
         seed: int = None,  # of its random numbers; None: others each time
         device=None,  # where `values` wants its states; None: where they are
         random: int = 0,  # how many actions are drawn evenly first, whatever `eps` says
@@ -254,7 +254,7 @@ class EpsGreedy(Exploring):
         return _probability(self.eps(self.asked) if callable(self.eps) else self.eps)
 
     def report(self) -> dict:
-        "What a run writes down: how likely it is to explore now, on average where environments differ"
+        "Return the probability of exploring now, averaged over environments, for the log"
         eps = self.eps_now
         return dict(eps=float(np.mean(eps)) if np.ndim(eps) else eps)
 

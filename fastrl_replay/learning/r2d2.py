@@ -98,7 +98,7 @@ class R2D2Learner(Learner):
     def __init__(
         self,
         source,  # a pipe of sequences, from a `SequenceReplay`
-        model: nn.Module,  # states and a hidden state → values and the next one, as `RecurrentNet`; learned in place
+        model: nn.Module,  # states, hidden → values, hidden, as `RecurrentNet`; learned in place
         gamma: float = 0.997,  # how much a reward is worth one step later
         n: int = 5,  # rewards in a target, at most
         lr: float = 1e-4,  # of Adam; a number, or a function of the updates so far

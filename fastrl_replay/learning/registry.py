@@ -38,7 +38,7 @@ def network_layers(
 
 # %% ../../nbs/learning/registry.ipynb #a868dad6
 def exploration(
-    s: dict,  # settings: eps_start, and eps_end and eps_steps, or eps_factor; or eps_base and eps_power
+    s: dict,  # eps_start with eps_end and eps_steps or with eps_factor; or eps_base, eps_power
     episodes,  # a function: how many episodes have ended so far
 ):  # a function of the steps so far, or a number for each environment
     "How likely it is to act at random"
@@ -168,7 +168,7 @@ def row_batches(
 
 # %% ../../nbs/learning/registry.ipynb #fc5c9920
 class Builder:
-    "How a recipe builds a learner; a learner's room derives its builder, and registers it with `builds`"
+    "Base class: how a recipe builds a learner; each learner registers a subclass by `builds`"
 
     memories = {}  # what `memory =` may be → settings that it needs besides
     settings = {}  # settings of this learner alone: name → (value, a word about it)

@@ -44,11 +44,11 @@ def sac_errors(
     critics,  # states, actions from -1 to 1 → [n, B]
     target,  # critics with older weights, called as `critics` are
     batch: Steps,  # [B]
-    gamma: float,  # how much a reward is worth one step later; where rows have a `discount`, that counts
+    gamma: float,  # discount per step; ignored if rows have a `discount` column
     temperature,  # what being undecided is worth
     noise: torch.Tensor,  # [B, size], of a standard normal distribution
     bounds: BoxBounds,  # of the actions
-) -> tuple:  # values of what was done [n, B], with their gradient, and what they should have been [B], without one
+) -> tuple:  # values of the actions taken [n, B], with gradient, and targets [B], without
     "Values and targets of the actions of a batch"
     q = critic_values('sac_errors', critics, batch.state, bounds.to_unit(batch.action, noise.dtype))
     with torch.no_grad():
@@ -109,7 +109,7 @@ def temperature_loss(
     logp: torch.Tensor,  # [B], log-densities of actions that were drawn
     entropy: float,  # the one that is wanted
 ) -> torch.Tensor:
-    "Falls with the temperature where actions are less certain than is wanted, and grows where they are more"
+    "Loss that lowers the temperature if entropy is above its target, and raises it if below"
     return -temperature.log[0] * (logp.detach().mean() + entropy)
 
 # %% ../../nbs/learning/sac.ipynb #d645bd24
@@ -130,11 +130,11 @@ class SACLearner(Learner):
         actor: nn.Module,  # states → [B, 2*size], as `actor_net(…, spread=True)`; learned in place
         critics: nn.Module,  # states, actions from -1 to 1 → [n, B], as `Critics`; learned in place
         space: spaces.Box,  # of one action, with finite bounds
-        gamma: float = 0.99,  # how much a reward is worth one step later; where rows have a `discount`, that counts
+        gamma: float = 0.99,  # discount per step; ignored if rows have a `discount` column
         lr: float = 3e-4,  # of actor and critics; a number, or a function of the updates so far
         tau: float = 0.005,  # how far the slow critics go towards the critics after each update
         temperature: float = 1.0,  # what being undecided is worth, at first
-        temperature_lr: float = None,  # how fast that is learned; None: as all else, 0: it stays as it is
+        temperature_lr: float = None,  # learning rate of the temperature; None: `lr`, 0: constant
         entropy: float = None,  # the one that is wanted; None: minus the numbers of an action
         max_norm: float = math.inf,  # gradients of actor and critics are scaled down to this norm
         optimizer=None,  # parameters → optimizer, instead of Adam
@@ -164,7 +164,7 @@ class SACLearner(Learner):
         self,
         batch: Steps,  # [B]
     ) -> dict:  # floats by name
-        "One update: losses and norms of the gradients, mean error, mean value, temperature, entropy of the actions"
+        "Update once; return losses, gradient norms, mean error and value, temperature, entropy"
         check_rows('SACLearner', batch, self.bounds)
         there = batch.to(self.device)
         temperature = self.temperature().detach()

@@ -92,7 +92,7 @@ class Moves(NamedTuple):
 # %% ../../nbs/learning/tabular.ipynb #7471d95c
 @njit
 def q_update(q, moves, step, td, allowed):
-    "Learn from rows in turn and fill in their errors; -1, or the first row that can't be learned from"
+    "Learn from rows in turn and write their TD errors; return -1, or the first invalid row"
     (states, actions), (state, action, reward, next_state, discount) = q.shape, moves
     for i in range(len(state)):
         inside = 0 <= state[i] < states and 0 <= next_state[i] < states and 0 <= action[i] < actions
@@ -118,8 +118,8 @@ class QLearner(Learner):
         self,
         source,  # a pipe of batches, or of steps as they come
         table: QTable,  # what is learned
-        gamma: float = 0.99,  # how much a reward is worth one step later; where rows have a `discount`, that counts
-        lr: float = 0.5,  # how far to go towards the target; a number, or a function of the updates so far
+        gamma: float = 0.99,  # discount per step; ignored if rows have a `discount` column
+        lr: float = 0.5,  # step size; a number, or a function of the updates so far
     ):
         super().__init__(source, table=table, gamma=gamma, lr=lr)
 

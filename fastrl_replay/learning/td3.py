@@ -37,10 +37,10 @@ def td3_errors(
     target,  # critics with older weights, called as `critics` are
     target_actor,  # states → [B, size], slower
     batch: Steps,  # [B]
-    gamma: float,  # how much a reward is worth one step later; where rows have a `discount`, that counts
+    gamma: float,  # discount per step; ignored if rows have a `discount` column
     noise: torch.Tensor,  # [B, size], which is added to the slow actor's actions
     bounds: BoxBounds,  # of the actions
-) -> tuple:  # values of what was done [n, B], with their gradient, and what they should have been [B], without one
+) -> tuple:  # values of the actions taken [n, B], with gradient, and targets [B], without
     "Values and targets of the actions of a batch"
     q = critic_values('td3_errors', critics, batch.state, bounds.to_unit(batch.action, noise.dtype))
     with torch.no_grad():
@@ -78,12 +78,12 @@ class TD3Learner(Learner):
         actor: nn.Module,  # states → [B, size], as `actor_net`; learned in place
         critics: nn.Module,  # states, actions from -1 to 1 → [n, B], as `Critics`; learned in place
         space: spaces.Box,  # of one action, with finite bounds
-        gamma: float = 0.99,  # how much a reward is worth one step later; where rows have a `discount`, that counts
+        gamma: float = 0.99,  # discount per step; ignored if rows have a `discount` column
         lr: float = 3e-4,  # of actor and critics; a number, or a function of the updates so far
         tau: float = 0.005,  # how far the slow copies go towards their models
-        smoothing: float = 0.2,  # standard deviation of the noise in targets, where bounds are -1 and 1
+        smoothing: float = 0.2,  # standard deviation of the noise in targets, for bounds -1 and 1
         most: float = 0.5,  # that noise at most
-        actor_every: int = 2,  # updates of the critics for each of the actor, and of the slow copies
+        actor_every: int = 2,  # critic updates per update of the actor and of the slow copies
         max_norm: float = math.inf,  # gradients are scaled down to this norm
         optimizer=None,  # parameters → optimizer, instead of Adam
         seed: int = None,  # of the noise in targets; None: others each time

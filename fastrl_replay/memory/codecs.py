@@ -81,7 +81,7 @@ class Zstd(Codec):
         self._of_thread = threading.local()
 
     def learn(self, frames):
-        "A dictionary from frames; where there are too few of them, or nothing is common to them, none"
+        "Train a dictionary on frames; keep none if they are too few or have nothing in common"
         samples = [f.tobytes() for some in frames for f in some]
         try:
             trained = self._package.train_dictionary(16384, samples, level=3)

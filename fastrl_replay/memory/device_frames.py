@@ -57,7 +57,7 @@ class DeviceLog(FrameLog):
         FrameLog.put_segment(self, segment)
 
     def _more_there(self, places):
-        "Room for more segments on the device: what is expected, and if that was too little, a sixteenth more"
+        "Grow the array on the device: first the expected size, then 1/16 more; return its old size"
         more = max(places // 16, 1) if places else self._first
         new = self.place.tensor(self.who, places + more << self.numbers.item(BITS), self.size)
         with self.place.in_order():

@@ -250,7 +250,7 @@ class Directory(Counted):
     def __init__(
         self,
         path,  # of the directory
-        mode: str = 'a',  # 'a': go on with what is there, or begin; 'r': read, also while another process writes
+        mode: str = 'a',  # 'a': append or create; 'r': read-only, while another process may write
         who: str = 'Timeline',  # who asks, for errors
     ):
         super().__init__(who)
@@ -371,7 +371,7 @@ class Directory(Counted):
                 self._discard(p)
 
     def _discard(self, path):
-        "Remove a file or a folder, and before it what it has elsewhere; what a kill leaves is known by its name"
+        "Remove a path, its files elsewhere first; a folder is renamed, to be found after a kill"
         for p in self._elsewhere(path) if path.is_dir() else []:
             _erase(p)
         if path.is_dir() and not path.name.startswith('.'):
@@ -468,7 +468,7 @@ class Directory(Counted):
             self.forget()  # or in its first add
 
     def _check_counters(self, who):
-        "Raise where counters are damaged; a writer mends one wrong bit, if the last writer has closed the memory"
+        "Raise if counters are damaged; a writer mends one wrong bit if the memory was closed"
         c = self.counters
         damaged = StateError(
             who,
@@ -491,7 +491,7 @@ class Directory(Counted):
         weakref.finalize(self, self._counters_file.close)
 
     def check_there(self):
-        "Raise where the process that writes has removed the folder that a reader has: rows will be in another one"
+        "Raise if the writer has removed the folder that a reader has open, to continue in another"
         if not os.fstat(self._counters_file.fileno()).st_nlink:
             raise StateError(
                 self.who,
@@ -505,7 +505,7 @@ class Directory(Counted):
         shape,  # a number or a tuple
         dtype,  # of its elements
         fill=None,  # what it holds at first; None: zeros
-        by: str = None,  # what its first axis counts: 'slot', or what only its owner knows; None: nothing
+        by: str = None,  # what the first axis counts: 'slot', or the owner's unit; None: nothing
         own=False,  # does a reader change it, for itself?
     ) -> np.ndarray:
         "An array in a file: the one that is there, or a new one"
@@ -572,7 +572,7 @@ class Directory(Counted):
         name: str,  # of a file with a number for each slot
         dtype,  # of these numbers
     ) -> np.ndarray:  # None: there is none
-        "The file as it is, also where a reader has an array of this name for itself; what is written into it stays here"
+        "Map the file, even if a reader has its own array of the name; changes stay in this process"
         path = self.file(name)
         if not path.exists() or path.is_symlink():
             return None
@@ -653,7 +653,7 @@ class Directory(Counted):
         if lost <= 0:
             return
         warnings.warn(
-            f'{self.path}: the machine was restarted before its rows were flushed; {lost:_} rows are lost'
+            f'{self.path}: the machine restarted before rows were flushed; {lost:_} rows are lost'
         )
         self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], c.item(FLUSHED)]))
         c[RESERVED], c[COMMITTED] = max(c[RESERVED], c[LIMIT]), c[FLUSHED]

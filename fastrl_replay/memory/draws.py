@@ -58,7 +58,7 @@ def draw_keys(seed, count, first, n, keys):
 # %% ../../nbs/memory/draws.ipynb #253765e1
 @njit
 def draw_distinct(seed, count, first, n, keys, table):
-    "The same without replacement; `table` has a power of two of places, at least twice as many as keys"
+    "Draw without replacement; `table` has 2**k places, at least twice as many as keys"
     size = _u(n)
     mask = _u(len(table) - 1)
     one = _u(1)

@@ -23,7 +23,8 @@ from ..steps.states import array, checked
 # %% ../../nbs/memory/frame_log.ipynb #8b2980d5
 # what stands where in the numbers of a log
 NEXT, END, ROOM, FIRST, BITS, SIZE, NEAR, N_NUMBERS = range(8)
-# the next frame's number; how many are settled; for how many there is room; the first segment; frames a segment; bytes;
+# the next frame's number; how many are settled; how many there is room for; the first segment;
+# log2 of the frames in a segment; bytes of a frame;
 # how far back a frame may be that is shared
 # frames that are remembered of each environment, twice: new in a state, new in a next state
 _RECENT = 32
@@ -47,7 +48,7 @@ def _place_of(serial, numbers, table):
 
 @njit(inline=True)
 def _entry(which, recent):
-    "Where among an environment's recent frames one is: from 0 on those of next states, newest first, then of states"
+    "Return where frame `which` is in `recent`: next states come first, then states, newest first"
     of_next = np.int64(which < _RECENT)
     return of_next * _RECENT + ((recent[_HEADS + of_next] - 1 - which) & (_RECENT - 1))
 
@@ -74,7 +75,7 @@ def _sum_of(address, size):
 
 @njit
 def _find(source, total, recent, numbers, table):
-    "Which of an environment's recent frames has the bytes at an address, whose sum is `total`, or -1"
+    "Return which recent frame of an environment has these bytes, whose sum is `total`, or -1"
     for which in range(2 * _RECENT):
         e = _entry(which, recent)
         if recent[_SUMS + e] == total and _is_at(source, recent[e], numbers, table):
@@ -84,7 +85,7 @@ def _find(source, total, recent, numbers, table):
 # %% ../../nbs/memory/frame_log.ipynb #392c9946
 @njit(nogil=True)
 def _keep(numbers, table, recent, places, rows, envs, done, refs):
-    "Keep the frames of rows from `done` on; gives the row at which the room ended, or how many rows there are"
+    "Keep the frames of rows from `done` on; return the row where room ended, or the number of rows"
     address, row_size = rows
     for i in range(done, len(envs)):
         if numbers[ROOM] - numbers[NEXT] < refs.shape[1]:
@@ -178,7 +179,7 @@ class _LogNumbers:
 
 # %% ../../nbs/memory/frame_log.ipynb #16535468
 class FrameLog(_LogNumbers):
-    "Frames of one size by serial number, equal ones kept once; the oldest go when no row needs them"
+    "Frames of one size by serial number, equal ones once; the oldest go when no row needs them"
 
     def __init__(
         self,
@@ -186,10 +187,10 @@ class FrameLog(_LogNumbers):
         places,  # where in a row frames are: bytes from its first one
         of_next: int,  # how many of these are in next states; they are the last ones
         bits: int,  # a segment has 2**bits frames
-        expected: int = 0,  # for so many frames room is asked for at once, where they stay raw; it is taken as it is needed
+        expected: int = 0,  # frames to allocate at once without a codec; used as needed
         arrays=MainMemory(),  # where raw segments lie
         codec: Codec = None,  # packs older ones; None: all stay raw
-        learn_from: int = 1000,  # frames that must be there before the codec learns from them, at most
+        learn_from: int = 1000,  # frames after which the codec learns from them, at most
         near: int = 0,  # how far back a frame may be that is shared, at least
         each: int = 16,  # frames of each environment for which the same holds; so many stay raw
         who: str = 'Frames',  # for errors
@@ -239,7 +240,7 @@ class FrameLog(_LogNumbers):
         needed=lambda: 0,  # is asked, where room is made, for the first frame that other rows need
         watch=lambda: None,  # is called before room is made; it may raise
     ) -> np.ndarray:  # uint32 [rows, places]
-        "References to the frames of these rows; they are there until the next call, and for good after `settle`"
+        "Return references to the frames of these rows, for one call, or for good after `settle`"
         item, n, done, (near, each) = self.numbers.item, len(envs), 0, self._near
         if item(NEXT) != item(END) or n_envs > len(self._recent):
             self._begin(n_envs)
@@ -548,7 +549,7 @@ class FrameLog(_LogNumbers):
         self.numbers[[NEXT, END]] = len(lengths)
 
     def _saved_segment(self, saved, a, b):
-        "Frames `a` to `b` of what was saved: unpacked, and packed if they are a whole segment of such"
+        "Return saved frames `a` to `b`, and packed ones if they are a whole packed segment"
         lengths, ends, raws = (saved[k][a:b] for k in ('lengths', 'ends', 'raws'))
         if not lengths.any():
             return saved['raw'][raws[0] - 1 : raws[-1]], None
@@ -595,7 +596,7 @@ _NO_FRAME = -(2**63)
 
 @njit(nogil=True)
 def locate_raw(numbers, table, refs, slots, addresses):
-    "Where the frames are to which the rows in these slots refer; for packed ones, -1 - serial; for slot -1, 0"
+    "Write addresses of the frames of rows in slots: -1 - serial for packed ones, 0 for slot -1"
     packed = 0
     touched = np.uint32(0)
     # so that their waits overlap

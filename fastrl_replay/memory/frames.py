@@ -102,12 +102,12 @@ class Frames(Store):
         self,
         stack: int = 1,  # frames along the first axis of an observation; 1: observations as wholes
         compress: str = None,  # 'lz4' or 'zstd': packed by another thread; None: not at all
-        path=None,  # of a directory in which rows and frames are kept; None: they are in main memory
-        device=None,  # on which they lie, and batches: 'cuda', or 'auto' for a GPU if there is one; None: on none
+        path=None,  # directory for rows and frames; None: main memory
+        device=None,  # for rows and batches: 'cuda', or 'auto' (a GPU if any); None: no device
         *,
-        columns=None,  # names of the parts that hold frames, such as 'state.camera'; None: those that are large
-        mode: str = 'a',  # 'a': go on with what is there, or begin; 'r': read, also while another process writes
-        spare: int = 0,  # rows that stay there beyond `max_sz`, so that a run can go back to its last checkpoint
+        columns=None,  # parts that hold frames, such as 'state.camera'; None: the large ones
+        mode: str = 'a',  # 'a': append or create; 'r': read-only, while another process may write
+        spare: int = 0,  # rows kept beyond `max_sz`, so that a run can resume from its checkpoint
     ):
         self.lies(path, device, mode, spare)
         self.stack = whole('Frames', 'stack', stack, 1)
@@ -172,7 +172,7 @@ class Frames(Store):
                 f'stack={self.stack}',
                 shapes,
                 f'an observation whose first axis is {self.stack} long',
-                'stack=1 for whole observations; gymnasium.wrappers.FrameStackObservation puts the stack first',
+                'stack=1 for whole observations, or gymnasium.wrappers.FrameStackObservation',
             )
         if self.folder is not None and len(leaves) > MOST_LOGS:
             raise ArgumentError(
@@ -232,7 +232,7 @@ class Frames(Store):
         renew_in_child(self, '_lock')
 
     def _new_log(self, i, leaf, place):
-        "A log for frames of this size: some hundred segments would fill the memory, none of them larger than 16 MB"
+        "Create a log with some hundred segments in a full memory, none of them larger than 16 MB"
         n = self.max_sz
         largest = max(2**24 // leaf.size, 1)
         smallest = self.smallest_file if place.lasts else self.smallest_segment
@@ -326,7 +326,7 @@ class Frames(Store):
                 self._rows_added += b - a
 
     def needs(self, dtype, max_sz):
-        "Bytes that it must have when it is full, if each row brings one frame; what packed frames take is not known"
+        "Return the bytes of a full memory with one new frame a row; packed frames don't count"
         leaves = self._leaves_of(dtype)
         rest = int(spans_between(dtype.itemsize, leaves)[:, 1].sum()) + 4 * sum(
             len(l.places) for l in leaves
@@ -377,22 +377,23 @@ class Frames(Store):
         share = log.found / rows
         of_state = share[leaf.stack - 1]
         of_next = share[leaf.stack] if leaf.stack < leaf.of_next + leaf.stack - 1 else 1.0
-        said = f'{of_state:.0%} of the newest frames of states were among the recent ones of their environment'
+        said = f'{of_state:.0%} of the newest frames of states were among the recent ones'
         if share.max() < 0.05:
             why = 'no frame comes again: there is noise in them, or something draws over them'
         elif not leaf.of_next:
             why = 'they change from row to row'
         elif of_state < 0.5:
             why = (
-                'states are rarely the next state of a row before: episodes of a step or two, rows out '
-                'of order, several environments under one env_id, or rows that span more than two dozen steps'
+                'states are rarely the next state of a row before: short episodes, rows out of '
+                'order, several environments under one env_id, or rows of over two dozen steps'
             )
         else:
             why = f'only {of_next:.0%} of the oldest ones of next states: something draws over them'
         many = self._a_row(log)
         return (
-            f'{many:.1f} new frames a row in {leaf.name!r}, where 1 is usual, so {self.max_sz:_} rows need '
-            f'{size_text(many * log.size * self.max_sz)} without compression. {said}; {why}'
+            f'{many:.1f} new frames a row in {leaf.name!r}, where 1 is usual, so {self.max_sz:_} '
+            f'rows need {size_text(many * log.size * self.max_sz)} without compression. '
+            f'{said} of their environment; {why}'
         )
 
     def _request(self, slots):
@@ -571,7 +572,7 @@ _NONE = np.int64(2**62)
 # %% ../../nbs/memory/frames.ipynb #1ce6b058
 @njit(nogil=True)
 def _put_rows(first, address, n, size, arrays, new_refs):
-    "Write rows without their frames, and the references to these, from slot `first` on; frames are settled"
+    "Write rows without frames, and references to these, from slot `first` on; settle the frames"
     spans, rest, refs, every, lowest, logs, cols, settled = arrays
     max_sz = len(rest)
     for i in range(n):
@@ -601,7 +602,7 @@ def _put_rows(first, address, n, size, arrays, new_refs):
 
 @njit(nogil=True)
 def _add_rows(numbers, plan, address, n, stay, arrays, new_refs):
-    "The same, and link all `n` rows, of which the last `stay` can stay; the place's counters say first what comes"
+    "Announce `n` rows in the counters, write the last `stay` as `_put_rows` does, link all of them"
     skip = (n - stay) * plan[SIZE]
     counters = longs_at(numbers[COUNTERS], 2)
     counters[RESERVED] = max(counters[RESERVED], counters[COMMITTED] + n)
@@ -628,7 +629,7 @@ def suggested(
 # %% ../../nbs/memory/frames.ipynb #62d3f48d
 @njit(nogil=True)
 def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
-    "Put rows together in `out`; zeros for slot -1, and in byte `present` of each whether there is one"
+    "Assemble rows in `out`, zeros for slot -1; byte `present` of each is 1 if there is a row"
     dst = out.ctypes.data
     touched = np.uint8(0)
     for i in range(len(slots)):

@@ -45,7 +45,10 @@ PATIENCE = 1 << 14
 
 
 def reach(max_sz):
-    "How many rows may come until an environment that gives none is forgotten: in a small memory, rows are gone sooner"
+    """Return how many rows may pass until an environment without new rows counts as inactive
+
+    In a small memory, its rows are overwritten sooner.
+    """
     return max(max_sz, PATIENCE)
 
 
@@ -58,7 +61,7 @@ class Tables(NamedTuple):
 
 # %% ../../nbs/memory/links.ipynb #e9602427
 class Links:
-    "Keys, links and episodes of the last `max_sz` rows, and how often each was drawn; never a byte of a row"
+    "Keys, links, episodes and draw counts of the last `max_sz` rows, without the rows themselves"
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Links:
         max_sz: int,  # how many count
         place: Place = None,  # where bytes lie; None: main memory
         who: str = 'Timeline',  # who keeps the rows, for errors
-        spare: int = 0,  # slots beyond these: so many rows stay for a while after they have ceased to count
+        spare: int = 0,  # extra slots, which keep so many rows after they have ceased to count
     ):
         self.who, self.max_sz, self.ring, self._search = (
             who,
@@ -147,7 +150,7 @@ class Links:
 
     @property
     def going_on(self) -> np.ndarray:  # dense numbers, in the order of env_id
-        "Environments under way, but for those that have been silent for long; where others write: all"
+        "Return environments under way, but not inactive ones; all, if another process writes"
         numbers, envs, last_key = self.tables
         under_way = (envs.last[:, 2] != 0) & (numbers[INSERTED] - last_key < reach(self.max_sz))
         found = np.flatnonzero(under_way if self.place.writes else envs.ids >= 0)
@@ -278,7 +281,7 @@ class Links:
         return saved
 
     def _check_agree(self, link, back, last):  # last: places of the last rows of the environments
-        "Raise where links forward and back are not the same, or lead on from a row that was the last one"
+        "Raise if links forward and back disagree, or lead on from an environment's last row"
         linked = np.flatnonzero(link)
         places = np.arange(len(back))
         if (back[linked + link[linked]] != link[linked]).any() or len(linked) != np.sum(
@@ -296,7 +299,7 @@ class Links:
         self,
         state: dict,  # as it was saved
         base: int,  # the first key here
-        rows=True,  # does it hold the links, too? If not, they lie here already, and stay as they are
+        rows=True,  # True: the state has the links, too; False: keep the links that are here
     ):
         "Become the links that were saved; these must be new"
         saved = self._checked(state, rows)
@@ -363,7 +366,10 @@ class Links:
             self._without_next(keys, self.inserted)
 
     def stand_at(self, span: tuple):
-        "Another process has added rows; the oldest first, or another thread could see more rows than there are slots"
+        """Take over rows that another process has added
+
+        The oldest key is set first, or another thread could see more rows than there are slots.
+        """
         numbers = self.tables.numbers
         was = self.inserted
         if span[0] < was:
@@ -381,7 +387,7 @@ _u = np.uint64  # unsigned places spare kernels a test for negative ones
 
 @njit
 def acceptable(numbers, plan, address, n):
-    "Can these rows be taken as they are: may so many be written, are all environments known, and is there no NaN?"
+    "Return True if so many rows may be written, all environments are known, and no row has a NaN"
     if longs_at(numbers[COUNTERS], 2)[COMMITTED] + n > longs_at(numbers[UNTIL], 1)[0]:
         return False
     size = plan[SIZE]
@@ -441,7 +447,7 @@ def _numbers_of(numbers, plan, env_id, out):
 
 # %% ../../nbs/memory/links.ipynb #90609507
 class Places(np.ndarray):
-    "Places of rows when they were given out, 0 is the oldest; where keys are asked for, they stand for these rows"
+    "Places of rows when they were given out, 0 the oldest; they also serve as keys of these rows"
 
     oldest = 0  # the key that had place 0
 

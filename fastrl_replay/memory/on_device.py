@@ -47,7 +47,7 @@ def common_word(
 
 # %% ../../nbs/memory/on_device.ipynb #36924857
 class Device(MainMemory):
-    "The memory of a device: rows and batches are tensors there, arrays on which kernels work lie in main memory"
+    "A device's memory: rows and batches are tensors there, arrays for kernels are in main memory"
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Device(MainMemory):
 
     @contextmanager
     def in_order(self, *used):
-        "Work on the place's stream, after what the caller's stream has to do so far, and before what it gets later"
+        "Work on the place's stream, after earlier and before later work of the caller's stream"
         mine = self.stream
         theirs = mine and torch.cuda.current_stream(self.at)
         if mine == theirs:

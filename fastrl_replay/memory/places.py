@@ -66,7 +66,7 @@ class Declared(NamedTuple):
 
 
 class Place:
-    "Where the arrays of a memory lie, and what makes them last; this is the base of places, in which nothing lasts"
+    "Where the arrays of a memory are, and what makes them last; in this base class, nothing lasts"
 
     # of a directory; a device's name; what is said of the memory that is there
     path = device = meta = None
@@ -175,7 +175,7 @@ class MainMemory(Counted):
         shape,  # a number or a tuple
         dtype,  # of its elements
         fill=None,  # what it holds at first; None: anything
-        by: str = None,  # what its first axis counts: 'slot', or what only its owner knows; None: nothing
+        by: str = None,  # what the first axis counts: 'slot', or the owner's unit; None: nothing
         own=False,  # is it this process's own, even where other arrays last?
     ) -> np.ndarray:
         "A new array"

@@ -292,7 +292,7 @@ class _Prioritized(Sampler):
         )
 
     def kept(self) -> np.ndarray:
-        "Priorities, of each key, oldest first, or of places that are taken: |td| + eps, or a power of it"
+        "Return |td| + eps, or a power of it, of each key, oldest first, or of each taken place"
         return self.tree[self._slots_in_use()] if len(self) else np.empty(0)
 
     def __len__(self):
@@ -403,7 +403,7 @@ class _Prioritized(Sampler):
             )
 
     def found(self, state):
-        "A state with its priorities, where it has the name of a copy; None: newer copies have taken its place"
+        "Return a state with its priorities, read from their copy; None: newer copies replaced it"
         if not isinstance(state, dict) or not isinstance(state.get('priorities'), str):
             return state
         file = self.place and self.place.aside(state['priorities'], 'priorities', np.float64)
@@ -458,7 +458,7 @@ class Proportional(_Prioritized, named='proportional'):
         return self.tree.total or float(max(len(self), 1))
 
     def _hit(self, n, mass):
-        "The keys in whose pieces `n` darts stick, and their probabilities; where all priorities are 0, all are alike"
+        "Return the keys that `n` darts hit and their probabilities, equal if all priorities are 0"
         tree = self.tree
         keys = np.empty(n, np.int64)
         p = np.empty(n)
@@ -523,7 +523,7 @@ class Ranked(_Prioritized, named='rank'):
     )
     least = property(
         lambda self: max(max(len(self.tree), 1) ** -float(self.alpha) / self.mass, _TINY),
-        doc='The smallest probability of a key, or the smallest number, by which weights are divided',
+        doc='The smallest probability of a key, whose weight is 1; at least a tiny number',
     )
 
     def _hit(self, n, mass):

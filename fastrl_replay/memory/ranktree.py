@@ -255,7 +255,7 @@ def _room(tree, slot, p, age):
 # %% ../../nbs/memory/ranktree.ipynb #def49464
 @njit
 def _put(tree, idx, priority, slots_for):
-    "Put indices where they belong; `slots_for` says where that was before the first of them was put"
+    "Insert indices; `slots_for` has their slots as they were before the first was inserted"
     prio, who, labels, label_ages, slots, _, _, counts, starts, where, ages = tree
     for i in range(len(idx)):
         x = _u(idx[_u(i)])
@@ -306,7 +306,7 @@ def _touch(tree, shelves):
 # %% ../../nbs/memory/ranktree.ipynb #0564ed8c
 @njit
 def _update(tree, idx, priority, age):
-    "Set priorities; new indices get `age` and the numbers after it; the next age, and a number that means nothing"
+    "Set priorities; new indices get ages from `age` on. Return the next age, and a dummy number"
     _, _, labels, label_ages, slots, _, _, _, _, where, ages = tree
     shelves = np.empty(len(idx), np.int32)
     slot = np.zeros(len(idx), np.int32)
@@ -402,7 +402,10 @@ def _select(tree, rank, idx):
 # %% ../../nbs/memory/ranktree.ipynb #a2111014
 @njit
 def _roll(tree, capacity, gone, oldest, first, end, p, age):
-    "Keys from `gone` to `oldest` leave, `first` to `end` come with `p`; negative: the largest left, or 1. The next age"
+    """Remove keys `gone` to `oldest`, add `first` to `end` with priority `p`; return the next age
+
+    If `p` is negative, they get the largest priority that is left, or 1.
+    """
     leave = np.empty(oldest - gone, np.int64)
     come = np.empty(end - first, np.int64)
     top = np.zeros(1, np.int64)
@@ -421,7 +424,7 @@ def _roll(tree, capacity, gone, oldest, first, end, p, age):
 
 # %% ../../nbs/memory/ranktree.ipynb #6b3cf730
 class RankTree:
-    "Priorities of up to `capacity` things, in order: rank 1 is the largest; of equal ones the older comes first"
+    "Priorities of up to `capacity` things in order: rank 1 is the largest; of equals, the oldest"
 
     def __init__(
         self,
@@ -470,7 +473,7 @@ class RankTree:
         idx,  # one index, or an array of them
         priority,  # of each: a number or an array; any but NaN and infinity
     ):
-        "Set priorities, of new things or of those that are here; either all of them or, with an error, none"
+        "Set priorities of new or present indices; if there is an error, none is changed"
         flat = self._indices(idx, there=False)
         p = np.asarray(priority, np.float64)
         shape = np.shape(idx)
@@ -548,7 +551,7 @@ class RankTree:
         return -1
 
     def _ages(self, n):
-        "The first of `n` ages; counted before they are given, or an interrupt could let one be given twice"
+        "Reserve `n` ages and return the first; reserved early, so that no interrupt repeats one"
         age = self._age
         self._age = age + n
         return age
@@ -576,12 +579,12 @@ class RankTree:
         end: int,  # one more than the last of them
         p: float = -1.0,  # the priority of these; negative: the largest that is left, or 1
     ):
-        "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
+        "Let keys of a ring leave and come; the index of a key is the key modulo the capacity"
         _roll(self._tree, self.capacity, gone, oldest, first, end, p, self._ages(end - first))
 
     def write_keys(
         self,
-        keys: np.ndarray,  # int64; each has the index that is left when it is divided by the capacity
+        keys: np.ndarray,  # int64; the index of a key is the key modulo the capacity
         to: np.ndarray,  # float64: another ring
     ):
         "Write the priorities of keys there"

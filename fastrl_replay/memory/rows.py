@@ -355,7 +355,7 @@ _u64 = np.uint64
 
 @njit(nogil=True)
 def _gather_rows(mem, size, slots, out, present):
-    "Copy rows from slots, zeros for slot -1, and say in byte `present` of each whether there is one"
+    "Copy rows from slots, zeros for slot -1; byte `present` of each is 1 if there is a row"
     touched = _u8(0)
     out_size = out.shape[1]
     dst = out.ctypes.data
@@ -375,7 +375,8 @@ def _gather_rows(mem, size, slots, out, present):
     return touched  # or the compiler would leave the touching out
 
 # %% ../../nbs/memory/rows.ipynb #0363bac9
-# in its plan: where the rows are, then the numbers of a `BatchPlan`; before that, what the links look at
+# where its plan has the address of the rows: after what links read,
+# before the numbers of a `BatchPlan`
 _ROWS = 20
 
 
@@ -387,10 +388,10 @@ class Rows(Store):
     def __init__(
         self,
         path=None,  # of a directory in which they are kept; None: they are in main memory
-        device=None,  # on which they lie, and batches: 'cuda', or 'auto' for a GPU if there is one; None: on none
+        device=None,  # for rows and batches: 'cuda', or 'auto' (a GPU if any); None: no device
         *,
-        mode: str = 'a',  # 'a': go on with what is there, or begin; 'r': read, also while another process writes
-        spare: int = 0,  # rows that stay there beyond `max_sz`, so that a run can go back to its last checkpoint
+        mode: str = 'a',  # 'a': append or create; 'r': read-only, while another process may write
+        spare: int = 0,  # rows kept beyond `max_sz`, so that a run can resume from its checkpoint
     ):
         self.lies(path, device, mode, spare)
 

@@ -127,7 +127,7 @@ class Sampler(_Refusing, Draws):
         )
 
     def check_state(self, state: dict):
-        "The state, as `load_state_dict` may use it; a `StateError` where it is damaged, or of another sampler"
+        "Return the state for `load_state_dict`; a `StateError` if damaged or of another sampler"
         who = type(self).__name__
         counts = {k: integer() for k in ('count', 'first', 'end')}
         state = checked(

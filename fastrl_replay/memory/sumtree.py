@@ -116,7 +116,7 @@ def _moves(nodes, at, before, p, top, negative):
 
 @njit
 def _update(nodes, peaks, lows, starts, capacity, idx, priority):
-    "Write leaves and bring all above them up to date; -1, or the place of one that can't be: nothing has changed then"
+    "Write leaves and update all nodes above; return -1, or the first wrong position (no change)"
     for i in range(len(idx)):
         if not (0 <= idx[i] < capacity and 0.0 <= priority[i] <= LARGEST):
             return i
@@ -174,7 +174,7 @@ def _roll(nodes, peaks, lows, starts, capacity, leave, come, p):
 # %% ../../nbs/memory/sumtree.ipynb #6f997b18
 @njit(inline=True)
 def _running_sums(nodes, a, x, ends):
-    "What stands before each of the children from `a` on, into `ends`; how many of the sums after them `x` has reached"
+    "Write the sum before each child from `a` on to `ends`; return how many of them `x` reaches"
     third = nodes[a + _u(2)]
     fifth = nodes[a + _u(4)]
     seventh = nodes[a + _u(6)]
@@ -219,7 +219,7 @@ def find_mass(nodes, starts, mass, idx):
 
 # %% ../../nbs/memory/sumtree.ipynb #86d506bb
 class SumTree:
-    "Priorities of `capacity` things; drawing and changing a batch of them costs the logarithm of `capacity` to base 8"
+    "Priorities of `capacity` things; draws and changes take logarithmic time (base 8)"
 
     def __init__(
         self,
@@ -337,7 +337,7 @@ class SumTree:
         end: int,  # one more than the last of them
         p: float = -1.0,  # the priority of these; negative: the largest that is left, or 1
     ):
-        "Let keys of a ring leave and come; each has the index that is left when it is divided by the capacity"
+        "Let keys of a ring leave and come; the index of a key is the key modulo the capacity"
         _roll(
             self.nodes,
             self._peaks,
@@ -386,8 +386,8 @@ class SumTree:
     def sample(
         self,
         n: int,  # how many indices to draw
-        rng: np.random.Generator = None,  # gives the random numbers; None: different draws each time
-        stratified: bool = True,  # one from each of `n` equal parts of the line, or each from the whole line?
+        rng: np.random.Generator = None,  # random numbers; None: different draws each time
+        stratified: bool = True,  # True: one index from each of `n` equal parts of the line
     ) -> tuple:  # indices and their priorities
         "Draw indices in proportion to their priorities"
         darts = (np.random.default_rng() if rng is None else rng).random(n)

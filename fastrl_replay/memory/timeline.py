@@ -44,11 +44,12 @@ from gymnasium import spaces
 
 # %% ../../nbs/memory/timeline.ipynb #070e1287
 NO_ROWS = step_dtype(spaces.Discrete(1), spaces.Discrete(1))  # any rows, for links of none
-_CLOSED = {}  # id of a directory that this process has closed → its next key, and where it stood
+# id of a memory on disk that this process closed, or path if it was empty → next key, and where it stood
+_CLOSED = {}
 
 
 class Timeline:
-    "The last `max_sz` rows in order of arrival, each stored once and named by its serial number, its key"
+    "The last `max_sz` rows in order of arrival, each stored once under its key, a serial number"
 
     # how often the process that writes has gone back, as one that only reads has seen
     rewinds = 0
@@ -60,10 +61,10 @@ class Timeline:
         store: Store = None,  # how rows become bytes; None: whole rows in main memory
         who: str = 'Timeline',  # who keeps the rows, for errors
         check=None,  # (dtype) → raises where the owner has no use for such rows
-        instead_of=None,  # an older timeline whose place this one will take; they share what it has open on disk
+        instead_of=None,  # an older timeline that this one replaces; they share its open files
         counted: bool = False,  # must `step_n` count, because the owner draws along episodes?
         after=None,  # an older timeline, whose keys this one does not give out again
-        align: int = 1,  # keys that are not given out again are passed over in multiples of this and of the slots
+        align: int = 1,  # new keys start above older ones, at a multiple of this and of the slots
     ):
         self.max_sz = whole(who, 'max_sz', max_sz, 1, 2**31 - 1)
         self.who = who
@@ -250,7 +251,7 @@ class Timeline:
         return stands
 
     def _note_episodes(self):
-        "Note the last episodes of environments whose rows are all gone, for who opens the memory again"
+        "Note the last episodes of environments without rows, for a later opening of the memory"
         (_, envs, last_key), meta = self._parts[0].tables, self.place.meta
         newest = last_key[: len(envs.ids)]
         gone = np.flatnonzero((envs.ids >= 0) & (newest >= 0) & (newest < self.oldest))
@@ -263,7 +264,7 @@ class Timeline:
         self.place.say(episodes=dict([*noted.items()][-_MOST_ENVS:]))
 
     def _open(self, dtype, place=None):
-        "Links and a store for such rows in an empty place, and what batches and windows of them look like"
+        "Make links, a store, and layouts of batches and windows for such rows in an empty place"
         place = place or self.place
         ring = self.max_sz + self.store.spare
         # it was made, and then came an interrupt, or what a state had was refused
@@ -307,7 +308,8 @@ class Timeline:
         other = suggested(dtype, place.device) if type(self.store) is Rows else None
         remedy = f'max_sz={max(int(0.8 * there * self.max_sz / needs), 1):_}, or smaller rows'
         if other:
-            remedy = f'store={other!r}, which needs {size_text(other.needs(dtype, self.max_sz))}; or {remedy}'
+            first = f'store={other!r}, which needs {size_text(other.needs(dtype, self.max_sz))}'
+            remedy = f'{first}; or {remedy}'
         return NoRoom(
             self.who,
             f'no memory for max_sz={what}',
@@ -320,7 +322,7 @@ class Timeline:
         self,
         steps: Steps,  # a block of rows, or one row
     ) -> np.ndarray:  # the keys of the rows, int64
-        "Append rows, each overwriting the oldest one when the memory is full; a block that doesn't fit is refused whole"
+        "Append rows, overwriting the oldest in a full memory; an invalid block changes nothing"
         rows = main_rows(steps)
         if rows is not None and rows.dtype is self._same and rows.ndim == 1:
             line, store, _ = self._parts
@@ -351,7 +353,7 @@ class Timeline:
         return np.arange(first, first + len(rows))
 
     def _use_first(self, parts, rows):
-        "Before the first rows come into a place that lasts; a block that the store refuses leaves nothing there"
+        "Prepare a lasting place for its first rows; if the store refuses them, nothing stays there"
         try:
             parts[1].refuse(rows.view(parts[1].dtype))
         except Exception:
@@ -437,7 +439,7 @@ class Timeline:
         keys,  # of the first rows
         length: int,  # of each window
     ) -> Steps:  # of shape [len(keys), length], with `mask`
-        "From each key, the next rows of the same episode; zeros and a false `mask` after its end or the newest row"
+        "Return the rows of an episode from each key on; beyond the last, zeros with `mask` False"
         length = whole(f'{self.who}.windows', 'length', length, 1)
         keys = self._valid_keys(keys).ravel()
         return self._masked(keys, self._parts[0].window_slots(keys, length))
@@ -624,7 +626,7 @@ class Timeline:
         self._use(parts, place, (line.inserted, line.oldest, 0, place.base))
 
     def _are_those(self, new, older) -> bool:
-        "Have all keys that were given out the same rows as before, so that no key needs to be larger?"
+        "Return True if all keys given out have the same rows as before, so none must be larger"
         line, store, _ = new
         if line.oldest >= self._below:
             return True
@@ -720,6 +722,7 @@ class Timeline:
         try:
             self._parts = self._continued() if place.meta else None
             if not place.meta:
+                self._below = max(self._below, _CLOSED.get(place.path, [0])[0])
                 place.base = self._next_base(place)
         except BaseException:
             self.place = None
@@ -822,8 +825,9 @@ class Timeline:
         self._write_counters()
         if self._parts:
             self._parts[1].close()
-        if self.place.meta:
-            _CLOSED[self.place.meta['id']] = self.given, self._stands
+        if self.store.folder:
+            meta = self.place.meta
+            _CLOSED[meta['id'] if meta else self.place.path] = self.given, self._stands
         return self.place.close()
 
     def __getattr__(self, name):

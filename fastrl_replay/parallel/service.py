@@ -233,10 +233,14 @@ class Service(Pipe):
         "Add a step of an environment, or one of each environment of a vector"
         values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
         with self._adding:
-            rows = self._steps.make(values, env_id, final_obs, autoreset_mode)
-            keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
-            self._steps.done()
-            return keys
+            try:
+                rows = self._steps.make(values, env_id, final_obs, autoreset_mode)
+                keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
+                self._steps.done()
+                return keys
+            except BaseException:
+                self._steps.refused(values, env_id)
+                raise
 
     def sample(
         self,

@@ -15,7 +15,7 @@ from .replay import PARTS, Fixed, Replay
 # %% ../../nbs/replay/experience.ipynb #2730152d
 @stage('experience_replay')
 class ExperienceReplay(Replay):
-    "Keeps the last `max_sz` rows and yields batches of `bs` of them, drawn uniformly, or by `sampler`"
+    "Keeps the last `max_sz` rows and yields batches of `bs`, drawn uniformly or by `sampler`"
 
     seed = Fixed()
     replacement = Fixed()
@@ -23,7 +23,7 @@ class ExperienceReplay(Replay):
     @delegates(Replay.__init__, but=PARTS)
     def __init__(
         self,
-        source=None,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
+        source=None,  # a pipe of Steps; None: rows come from `add`, and iterating never ends
         bs: int = 1,  # rows in a batch
         max_sz: int = 1_000_000,  # rows in memory
         *,

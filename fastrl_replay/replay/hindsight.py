@@ -269,7 +269,7 @@ def rewards_of(who, f, achieved, desired) -> np.ndarray:  # [n]
         'what compute_reward gives',
         got,
         f'a finite number for each of {len(achieved)} rows',
-        'reward=lambda achieved, desired, info: np.array([f(a, d, info) for a,d in zip(achieved, desired)])',
+        'reward=lambda A, D, info: np.array([f(a, d, info) for a, d in zip(A, D)])',
     )
 
 # %% ../../nbs/replay/hindsight.ipynb #01bbe461
@@ -290,7 +290,7 @@ def terminations_of(who, f, achieved, desired) -> np.ndarray:  # [n]
 # %% ../../nbs/replay/hindsight.ipynb #b216324d
 @njit
 def _set_goals(batch, chosen, rows, which, places, achieved, desired):
-    "Write the goals that certain rows achieved into both states of chosen rows; copies of outcomes and goals"
+    "Write goals achieved by other rows into both states of chosen rows; copy outcomes and goals"
     achieved_at, desired_at, later_at, width = places
     goals = rows.ctypes.data + which * rows.shape[1] + achieved_at
     for goal in goals:
@@ -312,7 +312,7 @@ class Hindsight(Transitions):
     def __init__(
         self,
         share: float = 0.8,  # how likely a row gets another goal
-        strategy: str = 'future',  # achieved by which row of its episode: one that comes later, the 'final' one, or any
+        strategy: str = 'future',  # goal of a 'future', the 'final', or any row of the 'episode'
         seed: int = None,  # of these choices; None: others each time
     ):
         self.share = share
@@ -391,7 +391,7 @@ class Hindsight(Transitions):
             self._followed = follow_links(line.tables.numbers, self._followed, self._table)
 
     def _compare(self, keys, batch):
-        "Raise where rewards of rows, computed anew with the goals that they have, are others; of successes above all"
+        "Raise if rewards recomputed for the rows' own goals differ, above all those of successes"
         self._looks += 1
         if self._looks * len(keys) > _LOOKS and self._looks % _EACH:
             return
@@ -429,7 +429,7 @@ class Hindsight(Transitions):
             f'compute_reward gives other rewards than {(~same).sum()} of {len(same)} {what} have',
             f'{got[~same][0]:g}',
             f'{given[~same][0]:g}',
-            'leave out wrappers that change rewards, or give a function that does what they do: reward=…',
+            'drop wrappers that change rewards, or give a function that does the same: reward=…',
         )
 
     def batch(self, keys, weights) -> Steps:
@@ -463,7 +463,7 @@ class Hindsight(Transitions):
         return out[:, :n]
 
     def _rows_at(self, keys):
-        "Rows as bytes, and which of them have these keys: those of the memory itself where they lie there as they are"
+        "Return rows as bytes and the indices of these keys; without a copy if stored as whole rows"
         if self._lies is not None:
             return self._lies, keys % len(self._table)
         return _as_bytes(self.memory.take(keys).rows), np.arange(len(keys))
@@ -487,7 +487,7 @@ class Hindsight(Transitions):
         return achieved, desired
 
     def _relabel(self, batch, chosen, goals):
-        "Give chosen rows of a batch the goals that others achieved, and the rewards and ends that follow"
+        "Give chosen rows goals that others achieved, with the rewards and ends that follow"
         at = torch.as_tensor(chosen, device=batch.device) if self._there else chosen
         give, rows = (
             (self._give_goals_there, batch) if self._there else (self.give_goals, batch.rows)
@@ -600,22 +600,22 @@ class _AsksGoals(Replay):
 # %% ../../nbs/replay/hindsight.ipynb #8e22ba8d
 @stage('hindsight_replay')
 class HindsightReplay(_AsksGoals):
-    "Keeps the last `max_sz` rows and yields batches of `bs` of them, of which a share have goals achieved later"
+    "Keeps the last `max_sz` rows and yields batches of `bs`, a share with goals achieved later"
 
     share, strategy, reward, replacement, seed = (Fixed() for _ in range(5))
 
     @delegates(Replay.__init__, but=PARTS)
     def __init__(
         self,
-        source=None,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
+        source=None,  # a pipe of Steps; None: rows come from `add`, and iterating never ends
         bs: int = 1,  # rows in a batch
         max_sz: int = 1_000_000,  # rows in memory
         *,
         share: float = 0.8,  # how likely a row gets another goal
-        strategy: str = 'future',  # achieved by which row of its episode: one that comes later, the 'final' one, or any
-        reward=None,  # a function of (achieved_goal, desired_goal, info), or an environment; None: the source's
+        strategy: str = 'future',  # goal of a 'future', the 'final', or any row of the 'episode'
+        reward=None,  # f(achieved_goal, desired_goal, info), or an environment; None: the source's
         replacement: bool = False,  # may a batch hold a row twice?
-        beta=None,  # how far weights correct for a sampler's priorities; a number, or a function of the batches so far
+        beta=None,  # exponent of a sampler's weights; a number, or a function of the batches so far
         seed: int = None,  # of the draws; None: different draws each time
         sampler: Sampler = None,  # which rows to draw; None: all with the same probability
         store: Store = None,  # how rows become bytes; None: whole rows in main memory

@@ -45,8 +45,8 @@ def apportion(
 # %% ../../nbs/replay/mixture.ipynb #704cd994
 def raw_weights(
     replay: Replay,  # of which rows are drawn
-    shard: bool,  # weigh 1/priority, as shards do? If not, the mean over the memory is 1 where beta is 1
-    tops: list,  # gets the largest weight in the memory where the replay asks for weight_norm='memory'
+    shard: bool,  # weigh by 1/priority, as shards do; else the mean over the memory is 1 at beta=1
+    tops: list,  # receives the largest weight in the memory if the replay has weight_norm='memory'
 ):  # what `sample_weighted` takes
     "Importance weights on an absolute scale"
 
@@ -62,7 +62,7 @@ def raw_weights(
 
 # %% ../../nbs/replay/mixture.ipynb #b964eaa6
 class Mixture(Pipe):
-    "Batches from several replays, a share from each; TD errors are routed to the replay of their row"
+    "Batches from several replays, a share from each; TD errors go to the replay of their row"
 
     # of several, whose weights are brought together
     draws_batches = True
@@ -71,8 +71,8 @@ class Mixture(Pipe):
     def __init__(
         self,
         replays,  # a dict: name → a replay; at most one of them has a source
-        shares=None,  # name → share; or a function of the batches so far that gives such a dict; None: all alike
-        bs: int = None,  # rows in a batch; None: as many as the replay that has a source, or the first one, draws
+        shares=None,  # a dict: name → share; a function: batches so far → such a dict; None: equal
+        bs: int = None,  # rows in a batch; None: `bs` of the replay with a source, or of the first
     ):
         self._check_replays(replays)
         self.replays = dict(replays)
@@ -182,7 +182,7 @@ class Mixture(Pipe):
 
     def add_step(
         self,
-        obs,  # of one environment, or of each of several: a number, an array, a tensor, or a dict or tuple of these
+        obs,  # of one environment or of each: a number, array, tensor, or a dict or tuple of these
         action,  # what was done
         reward,  # a number, or one for each environment
         next_obs,  # the observation that followed
@@ -190,7 +190,7 @@ class Mixture(Pipe):
         truncated=False,  # was it broken off?
         *,
         to: str = None,  # the name of a replay; None: the one that has a source, or the first one
-        **how,  # env_id, final_obs, autoreset_mode and further columns, as `add_step` of a replay takes them
+        **how,  # env_id, final_obs, autoreset_mode and further columns, as for `Replay.add_step`
     ) -> np.ndarray:  # the keys of new rows in it
         "Add a step from your own loop to one of the replays"
         first = next(name for name, r in self.replays.items() if self.fed in (None, r))
@@ -272,7 +272,7 @@ class Mixture(Pipe):
         return repeat(None) if self.fed is None else self.fed.due_batches()
 
     def order_draws(self):
-        "From now on one lock for all replays, which keeps draws in the order in which they were begun"
+        "Give all replays one lock, which keeps draws in the order in which they were begun"
         first, *others = self.replays.values()
         lock = first.order_draws()
         for r in others:
@@ -325,7 +325,7 @@ class Mixture(Pipe):
     def facts(
         self,
         batch,  # that was drawn just now
-    ) -> dict:  # numbers of the replay that has a source, or the first one; under `parts` those for the weights of each
+    ) -> dict:  # numbers of the replay with a source, or the first; `parts`: of each one's weights
         "What is to be said of a batch beside those of other shards"
         each = each_of(batch)
         replays = [*self.replays.values()]
@@ -341,7 +341,7 @@ class Mixture(Pipe):
 # %% ../../nbs/replay/mixture.ipynb #552f19cf
 @lru_cache(maxsize=64)
 def _joint_dtype(kinds):
-    "Make the dtype of the rows of several batches with a column for their replay, if they are alike"
+    "Make the dtype of rows of several batches, with a column for their replay; they must be alike"
     first = kinds[0]
     for kind in kinds:
         differ = {}

@@ -34,9 +34,9 @@ class ReplayByKind(Replay):
         beta,  # how far weights correct for it
         view,  # a template
         eps: float = 1e-6,  # added to each error: with 0, a row whose error is 0 is never drawn
-        initial: str = 'largest',  # new rows' priority: the 'largest' present, the largest so far ('max_ever'), or a column
-        stratified: bool = True,  # one draw from each of `bs` parts with equal sums of priorities, or independent draws?
-        weight_norm: str = 'batch',  # the largest weight is 1 in each 'batch', or in the whole 'memory'
+        initial: str = 'largest',  # new rows' priority: 'largest' now, 'max_ever', or from a column
+        stratified: bool = True,  # one draw from each of `bs` equal-mass parts; False: independent
+        weight_norm: str = 'batch',  # the largest weight is 1 in each 'batch', or in the 'memory'
         seed: int = None,  # of the draws; None: different draws each time
         sampler: Sampler = None,  # your own, instead of the one that `kind` names
         store: Store = None,  # how rows become bytes; None: whole rows in main memory
@@ -110,18 +110,18 @@ class ReplayByKind(Replay):
 # %% ../../nbs/replay/prioritized.ipynb #ec0a83d2
 @stage('prioritized_replay')
 class PrioritizedReplay(ReplayByKind):
-    "Keeps the last `max_sz` rows and yields batches of `bs` of them; larger TD errors are drawn more often"
+    "Keeps the last `max_sz` rows and yields batches of `bs`; draws larger TD errors more often"
 
     @delegates(ReplayByKind.__init__)
     def __init__(
         self,
-        source=None,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
+        source=None,  # a pipe of Steps; None: rows come from `add`, and iterating never ends
         bs: int = 1,  # rows in a batch
         max_sz: int = 1_000_000,  # rows in memory
         *,
         kind='proportional',  # 'proportional' to |error|, 'rank' (1/rank), or a sampler class
         alpha: float = 0.6,  # how much priorities count: 0 is uniform; the paper has .7 for ranks
-        beta=0.4,  # how far weights correct for it, up to 1; a number, or a function of the batches drawn so far
+        beta=0.4,  # exponent of weights, 0 to 1; a number, or a function of the batches so far
         **kwargs,  # of the sampler, and when a batch is due
     ):
         super().__init__(
@@ -129,7 +129,7 @@ class PrioritizedReplay(ReplayByKind):
         )
 
     def stats(self) -> dict:  # numbers by name; the histogram as lists
-        "Counts, ages, times drawn; effective sample size, share of rows never drawn, histogram of priorities"
+        "Return counts, ages, times drawn, effective sample size, share never drawn, priorities"
         with self.lock:
             self._catch_up()
             p = self.sampler.probabilities()

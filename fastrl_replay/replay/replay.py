@@ -104,13 +104,13 @@ class Replay(Pipe):
         default=None,  # makes the sampler where none is given
         view: View = Transitions(),  # a template
         store=None,  # how rows become bytes; None: whole rows in main memory
-        beta=None,  # the exponent of weights: a number, or a function of the batches so far; None: all weights are 1
+        beta=None,  # weight exponent: a number or a function of the batches so far; None: weights 1
         weight_norm='batch',  # the largest weight is 1 in each 'batch', or in the whole 'memory'
         initial=None,  # the column with the TD errors of new rows; None: the sampler decides
         needs: int = None,  # how many must be there for a batch; None: as many as it has
         ratio: float = None,  # batches for each row that comes in; None: one batch for each block
-        warmup: int = None,  # rows that must have been added before the first batch; they don't count for `ratio`
-        return_idxs: bool = False,  # yield (batch, places in `memory` of its rows, or of the first ones of its sequences)
+        warmup: int = None,  # rows to add before the first batch; they don't count for `ratio`
+        return_idxs: bool = False,  # yield (batch, places in `memory` of its rows or first rows)
         freeze_memory: bool = False,  # let blocks pass without adding them
     ):
         who = type(self).__name__
@@ -161,7 +161,7 @@ class Replay(Pipe):
         return sum(p.nbytes for p in (self.memory, self.view, self.sampler))
 
     def _own_sampler(self, sampler):
-        "One that was given, with the seed of the replay where it has none; a warning of settings that it won't ask for"
+        "Return a given sampler with the replay's seed if it has none; warn of settings it ignores"
         if self._given['sampler'] is None:
             return sampler
         args = signature(type(self)).parameters
@@ -284,7 +284,7 @@ class Replay(Pipe):
             )
 
     def clear(self):
-        "As before the first row, but for keys, which are not given out again; rows on disk stay there"
+        "Remove all rows; their keys are not given out again, and rows on disk stay there"
         with self.lock:
             self.memory.close()
             self._fresh()
@@ -336,7 +336,7 @@ class Replay(Pipe):
 
     def add_step(
         self,
-        obs,  # of one environment, or of each of several: a number, an array, a tensor, or a dict or tuple of these
+        obs,  # of one environment or of each: a number, array, tensor, or a dict or tuple of these
         action,  # what was done
         reward,  # a number, or one for each environment
         next_obs,  # what came of it
@@ -345,7 +345,7 @@ class Replay(Pipe):
         *,
         env_id=0,  # whose step it is, or that of the first of these, or of each
         final_obs=None,  # the last states of environments that have been reset already
-        autoreset_mode=None,  # 'next_step' or 'same_step' if the environments of a vector reset themselves
+        autoreset_mode=None,  # 'next_step' or 'same_step' if a vector resets its environments
         **columns,  # what else is known of the step
     ) -> np.ndarray:  # the keys of new rows
         "Add a step from your own loop, or one of each environment of a vector"
@@ -364,7 +364,7 @@ class Replay(Pipe):
                 self._steps.done()
                 return keys
             except BaseException:
-                (first or self._steps).refused(values, env_id)
+                (first.rows if first else self._steps).refused(values, env_id)
                 raise
 
     def _pass_on(self, first, values, how):
@@ -383,13 +383,13 @@ class Replay(Pipe):
             if before is not None:
                 chain.load_state_dict(before)
             elif given or not isinstance(e, Exception):
-                first.break_off()
+                first.rows.break_off()
             raise
         first.proven = first.proven or len(keys) > 0
         return np.concatenate(keys) if keys else np.zeros(0, np.int64)
 
     def _catch_up(self):
-        "Tell view and sampler what has come and gone since they were last used; how many can be drawn"
+        "Tell view and sampler which rows came and went; return how many can be drawn"
         end, oldest = self.memory.span
         if self.memory.rewinds != self._rewinds:
             self._go_back(self.memory.rewinds)
@@ -466,7 +466,7 @@ class Replay(Pipe):
             self._catch_up()
 
     def _go_back(self, rewinds):  # how often the process that writes has gone back
-        "Know nothing of rows any more, unless this is the first look at them; what is there is read next"
+        "Forget all rows, unless this is the first look at them; what is there is read next"
         if self._rewinds is None:
             self._rewinds = rewinds
             return
@@ -498,7 +498,7 @@ class Replay(Pipe):
         self._enough_at = 0
 
     def _count_rows(self, n):
-        "Of `n` rows that came in, those beyond the warm-up count (in a frozen memory the warm-up is over)"
+        "Count those of `n` new rows that are beyond the warm-up, or all in a frozen memory"
         beyond = n if self.freeze_memory else max(0, self.memory.added - (self.warmup or 0))
         self._counted += min(n, beyond)
 
@@ -506,7 +506,7 @@ class Replay(Pipe):
         self._n_yielded += 1
 
     def _ready(self) -> bool:
-        "Can a batch be drawn? Of several learners whose rows come alike, all ask where that depends on episodes"
+        "Return whether a batch can be drawn; ranks must agree if that depends on episodes"
         here = len(self) >= self.needed(self.bs) and self.memory.added >= (self.warmup or 0)
         return here if self.ranks is None or not self.view.follows else self.ranks.all(here)
 
@@ -538,7 +538,7 @@ class Replay(Pipe):
                 self._check_enough(len(steps))
 
     def _check_enough(self, n):
-        "Raise where all rows in memory are newer than the last batch that could be drawn: waiting doesn't help"
+        "Raise if all rows are newer than the last time a batch could be drawn: waiting won't help"
         now = self.memory.added
         if len(self) >= self.needed(self.bs):
             self._enough_at = now
@@ -546,7 +546,8 @@ class Replay(Pipe):
             raise NotEnoughRows(
                 type(self).__name__,
                 'a full memory is too small for a batch',
-                f'{len(self)} {self.unit} in {len(self.memory)} rows of {len(self.memory.environments)} environments',
+                f'{len(self)} {self.unit} in {len(self.memory)} rows '
+                f'of {len(self.memory.environments)} environments',
                 f'{self.needed(self.bs)} {self.unit}',
                 'a larger max_sz, a smaller bs, shorter sequences, or fewer environments',
             )
@@ -752,7 +753,7 @@ class Replay(Pipe):
             return dict(memory=memory, sampler=sampler, view=view, counters=counters, steps=steps)
 
     def check_state(self, state):
-        "Parts that hold what was saved, and counters; an error where these are damaged, or of another kind of memory"
+        "Return new parts and counters from a saved state; raise if it is damaged or doesn't fit"
         state = self._check_saved_form(state)
         # on disk it is open from now on, or a state that is refused would keep the lock
         self.memory.span
@@ -764,7 +765,7 @@ class Replay(Pipe):
         return dict(new, **dict(zip(COUNTERS, state['counters'])), _unfollowed=None, _enough_at=0)
 
     def check_remote(self, state):
-        "The same for a copy in a worker; rows on disk are in a directory that may be on another machine"
+        "Check the state of a copy in a worker, whose directory may be on another machine"
         on_disk = self.store is not None and self.store.folder is not None
         return self._check_saved_form(state) if on_disk else self.check_state(state)
 
@@ -883,7 +884,7 @@ class Replay(Pipe):
 
     def order_draws(
         self,
-        lock: DrawOrderLock = None,  # that of another replay, from which batches are drawn together with this one's
+        lock: DrawOrderLock = None,  # of another replay whose batches are drawn with this one's
     ) -> DrawOrderLock:
         "From now on a lock that keeps draws in the order in which they were begun"
         if lock is None and not isinstance(self.lock, DrawOrderLock):
@@ -923,7 +924,7 @@ class Replay(Pipe):
         weight,  # of rows that were drawn just now
         norm,  # 'batch' or 'memory': of what the largest weight is meant
     ) -> dict:  # one that is alone has β = 0, because its weights are right as they are
-        "Sum of priorities, β and largest weight, by which weights are brought to one scale with those of other shards"
+        "Return sum of priorities, β and largest weight, to bring weights of shards to one scale"
         beta = self.beta if self._is_shard else 0
         sampler = self.sampler
         top = 1.0

@@ -29,7 +29,7 @@ _SHIFT = TAILS.index('shift')
 
 @njit
 def _note_sequence(env, start, p, tracks, queued, found):
-    "Write down a sequence from step `start` to `p` of an episode, if it is one: first key, length, state"
+    "Queue a sequence from step `start` to `p` of an episode, if any: first key, length, state"
     if start < 0:
         return found
     (recent, hiddens, _, _), (queue, states) = tracks, queued
@@ -46,7 +46,7 @@ QUEUED, OLDEST, IDLE, FOLLOWED, N_GONE, N_CAME = range(6)
 
 @njit
 def track(rows, plan, first, gone, number, counters, tracks, queued):
-    "Follow rows with keys from `first` on, those up to `gone` (-1: none) are lost: queue what is complete, then count"
+    "Queue sequences that rows from key `first` on complete; rows up to `gone` (-1: none) are lost"
     at = places_of(plan)
     hidden_at = plan[7]
     stride = plan[8]
@@ -174,7 +174,7 @@ def larger(old: Table, idle: int) -> Table:
 # %% ../../nbs/replay/sequence_table.ipynb #aca42fd1
 @njit
 def update_table(counters, oldest, max_sz, table, queue, states, gone, came):
-    "Free places of sequences whose first row is gone, give places to those that are complete; False: too few"
+    "Free places of lost sequences, give places to complete ones; False: too few are free"
     first, steps, hidden, free, where = table
     idle = counters[IDLE]
     n_gone = counters[N_GONE]

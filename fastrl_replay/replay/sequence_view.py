@@ -58,7 +58,7 @@ class SequenceView(View):
         burn_in: int,  # steps at its beginning that only warm up the recurrent state
         overlap: int,  # steps that neighbours share
         eta: float = 0.9,  # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
-        state: str = 'stored',  # recurrent states to start from: as the policy's `hidden` column had them, or 'zero'
+        state: str = 'stored',  # initial recurrent state: 'stored' in column `hidden`, or 'zero'
     ):
         self.length = length
         self.burn_in = burn_in
@@ -250,7 +250,7 @@ class SequenceView(View):
         self,
         end: int,  # up to this key
     ):
-        "Follow rows that lie in the memory since before it was opened, or that another process has added"
+        "Follow rows that were there before the memory was opened, or came from another process"
         if self.followed >= end or not self._begun(end):
             return
         end = self._noted(end)
@@ -305,7 +305,7 @@ class SequenceView(View):
         return True
 
     def _noted(self, end) -> int:  # a key
-        "Up to which row a process that only reads may follow: as far as the states of sequences are there"
+        "Return how far a read-only process may follow: as far as states of sequences are stored"
         told = self.memory.place.told_to
         now = monotonic()
         if not self.memory.reads_only or told >= end or not self._tracks.hiddens.shape[2]:
@@ -329,7 +329,7 @@ class SequenceView(View):
         return self.table.steps[places]
 
     def came(self, places):
-        "The states from which new sequences start are kept in the memory's place; those of rows that lay there are read"
+        "Keep initial states of new sequences in the memory's place, or read them for older rows"
         place = self.memory.place
         if self._rereads and self.followed <= place.told_to:
             self._read_states(places)
@@ -462,7 +462,7 @@ class SequenceView(View):
         return checked(self.who, form, state)
 
     def _check_saved(self, saved):
-        "Table and tracks as arrays; a `StateError` where they don't fit this view, or a kernel would go astray"
+        "Return table and tracks as arrays; raise `StateError` if kernels couldn't work with them"
         m = self.memory
         length = self.length
         size = self._tracks.hiddens.shape[2]
@@ -559,7 +559,7 @@ _NO_NUMBER = 3
 
 @njit
 def _mix(keys, td, table, rows, burn_in, eta, out):
-    "Places and mixed errors of sequences that are there, into `out`; what is wrong (0: nothing), where, and how many"
+    "Write places and mixed errors to `out`; return a fault (0: none), its index, and how many"
     (first, where, steps), (oldest, end), (places, p), k = table, rows, out, 0
     for i in range(len(keys)):
         if not 0 <= keys[i] < end:

@@ -20,27 +20,27 @@ from .sequence_view import SequenceView
 # %% ../../nbs/replay/sequences.ipynb #49720f71
 @stage('sequence_replay')
 class SequenceReplay(ReplayByKind):
-    "Keeps the last `max_sz` rows and yields batches of `bs` sequences of them that overlap and never cross an episode"
+    "Keeps the last `max_sz` rows and yields batches of `bs` overlapping sequences within episodes"
 
     length, burn_in, overlap, state, eta, prioritized = (Fixed() for _ in range(6))
 
     @delegates(ReplayByKind.__init__)
     def __init__(
         self,
-        source=None,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
+        source=None,  # a pipe of Steps; None: rows come from `add`, and iterating never ends
         bs: int = 1,  # sequences in a batch
         max_sz: int = 1_000_000,  # rows in memory
         *,
         length: int = 80,  # steps of a sequence
-        burn_in: int = None,  # steps at its beginning that only warm up the recurrent state; None: half of them
+        burn_in: int = None,  # first steps, which only warm up the recurrent state; None: half
         overlap: int = None,  # steps that neighbours share; None: half of them
         kind='proportional',  # 'proportional', 'rank' (1/rank), 'uniform', or a sampler class
         prioritized: bool = True,  # False: the same as kind='uniform'
         eta: float = 0.9,  # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
         alpha: float = 0.9,  # how much priorities count
-        beta=0.6,  # how far weights correct for it; a number, or a function of the batches drawn so far
-        initial: str = 'largest',  # priority of new sequences: 'largest', of those present; or 'max_ever', of all so far
-        state: str = 'stored',  # recurrent states to start from: as the policy's `hidden` column had them, or 'zero'
+        beta=0.6,  # exponent of weights, 0 to 1; a number, or a function of the batches so far
+        initial: str = 'largest',  # priority of new sequences: 'largest' now, or 'max_ever' so far
+        state: str = 'stored',  # initial recurrent state: 'stored' in column `hidden`, or 'zero'
         sampler: Sampler = None,  # your own, instead of the one that `kind` names
         store: Store = None,  # how rows become bytes; None: whole rows in main memory
         **kwargs,  # of the sampler, and when a batch is due
@@ -75,8 +75,8 @@ class SequenceReplay(ReplayByKind):
         if burn_in > overlap:
             share = (burn_in - overlap) / (length - overlap)
             warnings.warn(
-                f'{who}: overlap={overlap} is less than burn_in={burn_in}, so {share:.0%} of the steps inside of '
-                f'long episodes are never learned from. Remedy: overlap={burn_in} or more',
+                f'{who}: overlap={overlap} is less than burn_in={burn_in}, so {share:.0%} of the '
+                f'steps in long episodes are never learned from. Remedy: overlap={burn_in} or more',
                 stacklevel=outside(),
             )
         number(who, 'eta', eta, high=1)
@@ -92,7 +92,7 @@ class SequenceReplay(ReplayByKind):
         return self.view.table
 
     def stats(self) -> dict:  # numbers by name
-        "Counts of rows, sequences and batches; mean length, share of padding, effective sample size"
+        "Return counts, mean length of sequences, share of padding, effective sample size"
         with self.lock:
             self._catch_up()
             counts = Replay.stats(self)

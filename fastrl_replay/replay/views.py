@@ -62,7 +62,7 @@ def fetched(
 # %% ../../nbs/replay/views.ipynb #dcc7a53d
 @njit
 def check_feedback(keys, td, oldest, end):
-    "The place of the first mistake, in one of two kinds (-1: none of it), and how many keys are stale"
+    "Return the index of the first bad key and of the first bad error, or -1; count stale keys"
     stale = 0
     for i in range(len(keys)):
         if keys[i] < 0 or keys[i] >= end:
@@ -116,7 +116,7 @@ class _OfPlaces:
         "These were taken: what belongs to them may be written down, or read"
 
     def refollow(self, end):
-        "Follow rows up to this key, which lie in the memory since before it was opened, or that another process added"
+        "Follow rows up to this key that were there before opening, or came from another process"
         if not self.follows or self.followed is None:
             return
         for keys in in_parts(max(self.followed, self.memory.oldest), end, 2**16):
@@ -126,7 +126,7 @@ class _OfPlaces:
                 self.follow(Steps(rows), int(keys[0]))
 
     def note(self):
-        "The sampler knows of all that was followed: what is written down of places is true for so many rows"
+        "Note that the sampler knows all rows followed: what is stored by place is valid for them"
         if self.followed is not None and self.memory.place.holds:
             self.memory.place.told_to = self.followed
 
@@ -227,7 +227,7 @@ class Transitions(View):
                 'update_priorities: TD errors',
                 td.size,
                 f'{n}, one for each key',
-                "the batch's `index`, and an error for each of its rows; of several, such as two critics', their mean",
+                "the batch's `index`, and one error for each row (of two critics, their mean)",
             )
         check_numbers(who, keys, td.ravel())
 

@@ -89,7 +89,7 @@ def _sequences(stage, raw, found):
 # %% ../../nbs/stages/chunker.ipynb #ad5fe5dd
 @stage('chunk_sequences')
 class SequenceChunker(Waits):
-    "Cuts the steps of each environment and episode into sequences of `length`; column `mask`: is this row a step?"
+    "Cuts each environment's episodes into sequences of `length`; `mask` is True for real steps"
 
     _buffers = '_held', '_waiting'
 
@@ -98,7 +98,7 @@ class SequenceChunker(Waits):
         source,  # a pipe of Steps, blocks of rows of any number of environments
         length: int,  # rows of a sequence
         overlap: int = 0,  # how many steps a sequence shares with the one before it in its episode
-        tail: str = 'shift',  # ends of episodes: 'shift' moves the last sequence back, 'pad' adds zeros, 'drop' drops it
+        tail: str = 'shift',  # last sequence: 'shift' it back, 'pad' it with zeros, or 'drop' it
     ):
         who = type(self).__name__
         self.length, self.tail = (
@@ -120,7 +120,7 @@ class SequenceChunker(Waits):
         gate = BlockGate(
             type(self).__name__,
             _SequenceLayout,
-            shape_remedy='put it before the replay, or before another chunker: it takes steps as they come',
+            shape_remedy='put it before the replay or another chunker: it takes single steps',
             counted=self.length > 1,
         )
         self._held = Waiting(gate, self.length, self.length - self.overlap, self.tail)
@@ -130,7 +130,7 @@ class SequenceChunker(Waits):
         self,
         steps: Steps,  # a block of rows, or one row
     ) -> list:  # `Steps` of shape [length], each in separate memory
-        "The sequences that these rows complete, in order; a block that doesn't fit is refused whole"
+        "Return the sequences that these rows complete, in order; an invalid block changes nothing"
         w = self._held
         if (raw := w.known(steps)) is None:
             raw = w.make_room(steps)

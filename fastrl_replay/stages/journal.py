@@ -19,7 +19,7 @@ from ..steps.states import array, checked, flag, integer, maybe
 # %% ../../nbs/stages/journal.ipynb #624852f2
 @stage('journal')
 class Journal(Pipe):
-    "Passes blocks on, up to a number of steps or episodes; counts steps, and keeps the returns of finished episodes"
+    "Passes on a limited number of steps or episodes; counts steps and keeps episode returns"
 
     _buffers = 'watch', 'between', '_known'
 
@@ -195,7 +195,7 @@ class Gather(Pipe):
         self,
         source,  # a pipe of Steps
         n: int,  # rows
-        exact: bool = False,  # no more than `n` in a block: the others wait, and at the end are left out
+        exact: bool = False,  # True: exactly `n` rows a block; a shorter rest is left out
     ):
         self.n = whole('Gather', 'n', n, 1)
         self.exact = bool(exact)

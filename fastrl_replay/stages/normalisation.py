@@ -98,12 +98,12 @@ def _named_parts(found, parts):
 
 # %% ../../nbs/stages/normalisation.ipynb #c33e5e6b
 class StateNorm(nn.Module):
-    "A layer that brings states to mean 0 and variance 1; a stage, `update_norms`, says what they are"
+    "A layer that scales states to mean 0 and variance 1, with statistics from `update_norms`"
 
     def __init__(
         self,
         space: spaces.Space,  # of one observation
-        parts=None,  # names of the parts of a Dict or a Tuple to normalise; None: each Box that is no image
+        parts=None,  # parts of a Dict or a Tuple to normalize; None: each Box that is no image
         clip: float = 10.0,  # what is further from 0 is cut off there
         eps: float = 1e-8,  # is added to variances
     ):
@@ -139,7 +139,7 @@ class StateNorm(nn.Module):
         self,
         states,  # [n, ...]: a column of rows, arrays or tensors, nested as the space is
     ):
-        "Count these states, too; numbers that are not finite are an error, and then none is counted"
+        "Count these states, too; if a number is not finite, raise and count none"
         values = [
             _checked_part(n, _at(states, n), m.mean.shape) for n, m in zip(self.names, self.moments)
         ]
@@ -195,7 +195,7 @@ def _checked_part(name, x, shape):
         f'{what}, row {good.argmin()}',
         x[good.argmin()],
         'finite numbers',
-        'fix the environment, or leave such rows out: one of them would spoil the statistics for ever',
+        'fix the environment, or leave out such rows, which would spoil the statistics',
     )
 
 # %% ../../nbs/stages/normalisation.ipynb #68cda8d6
@@ -227,7 +227,7 @@ class Normalised(nn.Module):
 # %% ../../nbs/stages/normalisation.ipynb #d94093f3
 @njit
 def running_returns(rewards, envs, steps, ended, gamma, returns):
-    "The running return of each row's environment, which `returns` has for each of them between blocks"
+    "Return the running return at each row; `returns` keeps it for each environment"
     found = np.empty(len(rewards))
     for i in range(len(rewards)):
         e = envs[i]
@@ -264,7 +264,7 @@ class RewardNorm:
                 f"column 'reward', row {good.argmin()}",
                 rows['reward'][good.argmin()],
                 'finite numbers',
-                'fix the environment, or leave such rows out: one of them would spoil the statistics for ever',
+                'fix the environment, or leave out such rows, which would spoil the statistics',
             )
 
     def __repr__(self):
@@ -281,7 +281,7 @@ class RewardNorm:
 
     def update(
         self,
-        rows: np.ndarray,  # of single steps, in order: reward, env_id, step_n, terminated, truncated
+        rows: np.ndarray,  # single steps in order: reward, env_id, step_n, terminated, truncated
     ):
         "Count the returns after these steps, too"
         self.check(rows)
@@ -319,7 +319,7 @@ class UpdateNorms(Pipe):
         self,
         source,  # a pipe of single steps
         states: StateNorm = None,  # the layer of the network; None: states aren't counted
-        rewards: RewardNorm = None,  # what `scale_rewards` is given, too; None: rewards aren't counted
+        rewards: RewardNorm = None,  # also given to `scale_rewards`; None: rewards aren't counted
     ):
         for name, x, kind in ('states', states, StateNorm), ('rewards', rewards, RewardNorm):
             if x is not None and not isinstance(x, kind):

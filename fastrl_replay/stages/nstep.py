@@ -61,7 +61,7 @@ def _refuse_merged(who, dtype, merged):
             'its rows have the columns of an n_step already',
             [n for n in ('discount', 'n') if n in dtype.names],
             'single steps',
-            'use one n_step in a chain, put n_skip before n_step, and call your own columns something else',
+            'use one n_step in a chain, put n_skip before n_step, and rename your own columns',
         )
 
 
@@ -82,7 +82,7 @@ class _MergeLayout(RowLayout):
 # %% ../../nbs/stages/nstep.ipynb #681b88ad
 @njit(inline=True)
 def _write_merged(rows, held, note, out, made, ends, gamma):
-    "Write the merged rows of a window that was noted after the `made` that are there; how many are there now"
+    "Write the merged rows of a noted window after the `made` ones; return how many there are now"
     notes = held[4]
     plan = held[6]
     slot = notes[note, 0]
@@ -127,7 +127,10 @@ def _write_merged(rows, held, note, out, made, ends, gamma):
 # %% ../../nbs/stages/nstep.ipynb #f5973bcc
 @njit
 def _merge_block(rows, held, out, ends, gamma):
-    "Take a block, write what it completes; how many rows that is, or -1: nothing was changed, it needs a closer look"
+    """Write the rows that a block completes and return their number
+
+    -1: nothing has changed, and Python must check the block.
+    """
     notes = held[4]
     plan = held[6]
     n_rows = len(rows) // plan[SIZE]
@@ -178,7 +181,7 @@ def _refuse_endless(rows):
 # %% ../../nbs/stages/nstep.ipynb #fb863a8a
 @stage('n_step')
 class NStep(Waits):
-    "Merges each step with the next of its episode: summed `reward`, last `next_state`, with columns `discount` and `n`"
+    "Merges steps within an episode: summed `reward`, last `next_state`, columns `discount` and `n`"
 
     _buffers = '_held', '_out'
 
@@ -187,16 +190,11 @@ class NStep(Waits):
         source,  # a pipe of Steps, one row a step
         n: int,  # how many steps at most; 1 only adds the columns
         gamma: float,  # how much a reward is worth one step later, from 0 to 1
-        last=(
-            MASK,
-            SUCCESS,
-        ),  # columns, as far as there are any, that come from the last step, as `next_state` does
+        last=(MASK, SUCCESS),  # columns taken from the last step, as `next_state` is, if present
     ):
         self.last = (last,) if isinstance(last, str) else tuple(last)
-        self.n, self.gamma = (
-            whole('NStep', 'n', n, 1, 2**31 - 1),
-            number('NStep', 'gamma', gamma, 0, 1),
-        )
+        self.n = whole('NStep', 'n', n, 1, 2**31 - 1)
+        self.gamma = number('NStep', 'gamma', gamma, 0, 1)
         super().__init__(source)
         self._fresh()
 

@@ -317,16 +317,16 @@ class _Recorded:
 # %% ../../nbs/stages/recorded.ipynb #cfb266c3
 @stage('episodes')
 class Episodes(Positioned):
-    "Rows from arrays of whole episodes, by their `names`: dicts, `.npz`, Parquet, tables of Arrow or Hugging Face"
+    "Rows from arrays of whole episodes, by `names`: dicts, `.npz`, Parquet, Arrow, Hugging Face"
 
     _dtype = None  # of the rows so far
 
     def __init__(
         self,
-        source,  # a pipe or a list of items, or one of them: arrays by name, a table, or the path of a file
+        source,  # a pipe or a list of items, or one item: a dict of arrays, a table or a path
         keep=(),  # names of further arrays to keep as columns
         env_id: int = 0,  # the number of their environment
-        **names,  # what arrays are called: state, action, reward, next_state, terminated, truncated, episode
+        **names,  # array names: state, action, reward, next_state, terminated, truncated, episode
     ):
         self.keep = (keep,) if isinstance(keep, str) else tuple(keep)
         self.names = names

@@ -39,7 +39,7 @@ _SHIFT, _PAD, _DROP, _EACH = range(4)
 
 @njit(inline=True)
 def tail_start(p, length, stride, tail):
-    "Where the last window of an episode of `p` steps starts, counted from 0; -1: there is nothing left to show"
+    "Return where the last window of an episode of `p` steps starts, from 0; -1: nothing is left"
     if tail == _EACH:
         return max(p - length + 1, 0)  # with those after it
     left = unseen(p, length, stride)
@@ -85,7 +85,7 @@ def _note(notes, at, slot, newest, start, end, after):
 # %% ../../nbs/stages/waiting.ipynb #9eadfc8c
 @njit
 def look(rows, held):
-    "How many windows does a block complete? 0: none, and the rows were kept; -1: the block needs a closer look"
+    "Return how many windows a block completes (0: its rows were kept); -1: Python must check it"
     number, _, _, ahead, notes, _, plan = held
     size = plan[SIZE]
     length = plan[LENGTH]
@@ -194,7 +194,7 @@ class Waiting:
             return np.ndarray(rows.nbytes, np.uint8, rows)  # faster than a view
 
     def make_room(self, steps) -> np.ndarray:
-        "A block that fits, with room for its environments and for what is found in it; another one is refused whole"
+        "Check a block and make room for its environments and windows; if invalid, change nothing"
         rows, layout = self.gate.check(steps)
         envs = self.envs
         ids = rows['env_id']

@@ -11,7 +11,7 @@ from .errors import ArgumentTypeError, BlockError
 
 # %% ../../nbs/steps/batches.ipynb #c9119d73
 class Sequences(Steps):
-    "Steps of shape [B, length], with columns that belong to whole sequences: `index`, `weight`, `hidden`"
+    "Steps of shape [B, length]; `index`, `weight` and `hidden` belong to whole sequences"
 
     __slots__ = ('_each', '_split')
 

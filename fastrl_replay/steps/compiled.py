@@ -43,10 +43,10 @@ def interrupts_wait():
 # %% ../../nbs/steps/compiled.ipynb #eaa320de
 def njit(
     f=None,  # a function of numbers and arrays
-    nogil: bool = False,  # may other threads run Python meanwhile? Worth it where `f` copies megabytes
-    inline: bool = False,  # a part of each kernel that calls it; by itself only where Python calls it. For a few lines
+    nogil: bool = False,  # release the GIL; worth it if `f` copies megabytes
+    inline: bool = False,  # becomes part of kernels that call it; for a few lines
 ):
-    "Compile `f` with numba and keep the machine code on disk, where there is a file to keep it beside"
+    "Compile `f` with numba, and cache the machine code on disk if `f` comes from a file"
     if f is None:
         return lambda f: njit(f, nogil, inline)
     in_notebook = not Path(f.__code__.co_filename).exists()

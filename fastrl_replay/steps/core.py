@@ -30,7 +30,7 @@ from fastrl_replay.steps.row_dtypes import (
 
 # %% ../../nbs/steps/core.ipynb #dee459a4
 class Steps:
-    "A block of environment steps, one row a step; each column is a tensor that shares the rows' memory"
+    "A block of environment steps, one row a step; columns are tensors that share its memory"
 
     __slots__ = ('_rows', '_block', '_dtype', '_replay', '_plain', '__weakref__')
 
@@ -236,7 +236,7 @@ class Steps:
             raise ArgumentTypeError(
                 'Steps.update_priorities',
                 'these rows were not drawn from a replay in this process',
-                remedy='call it on a batch that a replay gave, or use replay.update_priorities(keys, td)',
+                remedy='call it on a sampled batch, or use replay.update_priorities(keys, td)',
             )
         self._replay.update_priorities(
             self['index'] if self._block is not None else self._rows['index'], td

@@ -35,7 +35,7 @@ def sync(
 def whole_file(
     path,  # of the file
 ):
-    "A new file to write into; it takes the place of an older one, as a whole, when this ends without an error"
+    "Open a new file to write into; without an error, it replaces an older one atomically"
     path = Path(path)
     new = path.with_name(f'.{path.name}.{os.getpid()}.{threading.get_ident()}')
     try:

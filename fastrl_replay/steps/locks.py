@@ -113,6 +113,7 @@ def _no_draws():
         l.last = None
 
 
-# before a fork, the function that was registered last is called first: draws are waited for, then locks are taken
+# before a fork, the function that was registered last is called first:
+# draws are waited for, then locks are taken
 if hasattr(os, 'register_at_fork'):
     os.register_at_fork(before=_wait_for_draws, after_in_child=_no_draws)

@@ -68,7 +68,7 @@ def _refuse_foreign(dtype):
             f'column {n!r}',
             kind,
             TORCH_NUMBERS,
-            'another dtype, such as float32; wrap an environment (gymnasium.wrappers.TransformObservation)',
+            'another dtype, such as float32 (gymnasium.wrappers.TransformObservation)',
         )
 
 # %% ../../nbs/steps/row_dtypes.ipynb #91f4c067
@@ -236,7 +236,10 @@ def row_places(
 def padding(
     dtype: np.dtype,  # of a row
 ) -> np.ndarray:  # the places of bytes, from the row's first
-    "The bytes of a row that belong to no column: what lay there before would go into files, and differ from run to run"
+    """Return the places of bytes that belong to no column
+
+    Their old content would go into files, and differ from run to run.
+    """
     free = np.ones(dtype.itemsize, bool)
     for _, part, at in parts_of(dtype):
         free[at : at + part.itemsize] = False

@@ -84,7 +84,7 @@ class Recipe:
 
 # %% ../../nbs/steps/settings.ipynb #1f446aa8
 def _comments(text):
-    "What follows `#` in lines of sections and keys: {(section, key): comment}; the key of a section is ''"
+    "Return comments after `#`: {(section, key): comment}; the key of a section itself is ''"
     found = {}
     section = ''
     for line in text.splitlines():

@@ -111,7 +111,7 @@ def checked(
     who: str,  # whose state it is
     form,  # what it must look like
     state,  # what came
-    more: bool = False,  # may there be other entries beside those of the form? They pass as they are
+    more: bool = False,  # True: entries that the form doesn't have pass unchanged
 ):  # plain data of this form
     "A state that can be used; a `StateError` where it can't"
     try:
@@ -265,7 +265,7 @@ def like(
     own,  # the example
     least: float = 0.0,  # in a tensor of a single number
 ):  # a form
-    "A tensor of the same shape, a number that is not negative, a list of entries like these, or the same"
+    "Return a form: a tensor of this shape, a number from 0 on, a list of these, or the same"
     if isinstance(own, (int, float)) and type(own) is not bool:
         return real(0)
 

@@ -1,10 +1,11 @@
-"""best.pt: what counts as better, that a run which was killed has the same one at its end, and policies that need no recipe."""
+"""best.pt: what counts as better, the same file after a killed run, policies without a recipe."""
 
 import json, shutil, sys
 
 import pytest, torch
 
 from fastrl_replay.all import evaluate, load_policy
+from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import reopen, resume
 from fastrl_replay.app.saved_policies import load_checkpoint
@@ -51,7 +52,7 @@ def test_a_run_killed_at_its_best_model_ends_with_the_same_one(
 
 
 def test_a_best_model_of_steps_that_were_lost_goes_back(tmp_path, monkeypatch):
-    "best.pt was written after the last checkpoint: going on, it is that of the checkpoint again, or not there"
+    "Resuming restores the best.pt of the checkpoint, or removes a later one if it had none"
     killed(tmp_path / 'r', monkeypatch, 'best.pt', 1, True, **{**OFTEN, 'save_every': 600})
     assert (tmp_path / 'r/best.pt').exists()
     resume(tmp_path / 'r')
@@ -65,9 +66,9 @@ def test_a_best_model_of_steps_that_were_lost_goes_back(tmp_path, monkeypatch):
 
 def test_a_new_run_leaves_no_best_model_of_an_older_one(tmp_path):
     (tmp_path / 'r').mkdir()
-    (tmp_path / 'r/config.json').write_text(
-        json.dumps(dict(recipe='cartpole', id='older', settings={}))
-    )  # of a run that was killed early
+    # of a run that was killed early
+    config = dict(recipe='cartpole', id='older', settings=recipe('cartpole').settings)
+    (tmp_path / 'r/config.json').write_text(json.dumps(config))
     (tmp_path / 'r/best.pt').write_bytes(b'old')
     tiny(tmp_path / 'r')
     assert not (tmp_path / 'r/best.pt').exists()
@@ -103,7 +104,8 @@ def test_eval_best_without_one_says_what_to_do(often, tmp_path, capsys):
 
 def test_load_policy_imports_no_module_of_the_environment(tmp_path, monkeypatch):
     (tmp_path / 'bestmine.py').write_text(
-        "import gymnasium as gym\ngym.register('BestMine-v0', 'gymnasium.envs.classic_control.cartpole:CartPoleEnv')"
+        "import gymnasium as gym\n"
+        "gym.register('BestMine-v0', 'gymnasium.envs.classic_control.cartpole:CartPoleEnv')"
     )
     monkeypatch.chdir(tmp_path)
     tiny(

@@ -1,4 +1,4 @@
-"""Pixels from end to end: networks for images, settings, lives and saved games of Atari, the recipes."""
+"""Pixels end to end: networks for images, settings, lives and saved games of Atari, recipes."""
 
 import pickle, subprocess, sys
 from copy import deepcopy
@@ -63,7 +63,9 @@ IMAGES = [  # (space, channels that a convolution sees, sides)
 
 @pytest.mark.parametrize('space,channels,sides', IMAGES, ids=lambda x: str(x))
 def test_any_image(space, channels, sides):
-    "One state or many, in any order and of any leading shape: the same values; gradients reach each weight; copies are alike"
+    """One state, or many in any order and leading shape, give the same values.
+
+    Gradients reach each weight, and copies are alike."""
     torch.manual_seed(0)
     net = conv_net(space, spaces.Discrete(3), (7,), True)
     states = of_space(space, 6)
@@ -285,7 +287,7 @@ def play(env, n):
 
 
 def test_lives_end_episodes_but_not_the_game():
-    "Twenty pictures a life, four a step; the game is begun once for its three lives; outside, it is one episode"
+    "A life takes 20 frames, four a step; three lives are one game; unwrapped, it is one episode"
     game = Scripted()
     assert play(EpisodicLife(atari(game, noops=0)), 6) == [(5, 60.0)] * 6 and game.games == 2
     assert play(atari(Scripted(), noops=0), 2) == [(15, 180.0)] * 2
@@ -316,7 +318,7 @@ def test_a_life_that_is_left_in_its_middle():
 
 
 def test_rows_of_lives_follow_each_other():
-    "In a stepper, a life begins with the picture in which the last one ended, and rows count episodes"
+    "In a stepper, each life begins with the frame that ended the last one; rows count episodes"
     env = gym.wrappers.ClipReward(EpisodicLife(atari(Scripted(), noops=0)), -1, 1)
     rows = Steps.cat(list(islice(GymStepper(env, seed=0), 15)))
     assert rows.episode_n.tolist() == [1] * 5 + [2] * 5 + [3] * 5
@@ -408,7 +410,9 @@ def test_without_the_extra(module, package, monkeypatch, capsys, tmp_path):
 def test_the_library_works_without_the_extra():
     "All names, the command, and the recipes that don't need it"
     code = (
-        "import sys; sys.modules.update(ale_py=None, cv2=None)\nfrom fastrl_replay.all import *\nfrom fastrl_replay.app.recipe_settings import recipe\nfrom fastrl_replay.app.recipes import Agent\n"
+        "import sys; sys.modules.update(ale_py=None, cv2=None)\nfrom fastrl_replay.all import *\n"
+        "from fastrl_replay.app.recipe_settings import recipe\n"
+        "from fastrl_replay.app.recipes import Agent\n"
         "Agent(recipe('catch').settings); import fastrl_replay.cli; print('fine')"
     )
     assert (
@@ -458,7 +462,7 @@ SMALL = {**TINY, 'max_sz': 500, 'threads': 1}
 @pytest.mark.filterwarnings('ignore:.*episodes were left')
 @pytest.mark.parametrize('name', ['catch', pytest.param('pong', marks=pytest.mark.slow)])
 def test_a_resumed_run_is_the_run(name, tmp_path, monkeypatch):
-    "From end to end in small: stopped in the middle of an episode and resumed, the same to the last bit"
+    "A small run, stopped in mid-episode and resumed, equals the uninterrupted one bit for bit"
     monkeypatch.setattr(  # whole games of Atari take a minute
         'fastrl_replay.learning.evaluation.islice', lambda it, n: islice(it, min(n, 130))
     )

@@ -1,4 +1,6 @@
-"""Recipes and runs, and the commands that use them: settings files, environments by name, stopping, killing, comparing, recorded rows."""
+"""Recipes and runs, and the commands that use them.
+
+Settings files, environments by name, stopping, killing, comparing, recorded rows."""
 
 import errno, json, math, os, random, shutil, signal, sys, threading
 from io import BytesIO, TextIOWrapper
@@ -321,7 +323,8 @@ from gymnasium import spaces
 class Maze(gym.Env):
     def __init__(self, size=3):
         self.size = size
-        self.observation_space, self.action_space = spaces.Box(0, 1, (2,), np.float32), spaces.Discrete(2)
+        self.observation_space = spaces.Box(0, 1, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
     def look(self): return np.float32([self.t/20, self.np_random.random()])
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -506,7 +509,7 @@ def test_a_run_that_is_resumed_keeps_its_settings_and_says_so(option, value, who
 
 
 def test_a_run_moves_to_another_device(whole, tmp_path, capsys):
-    "A run from a GPU can be looked at and continued without one: what the message says can be typed"
+    "A run from a GPU can be evaluated and continued without one, by the option in the message"
     out = shutil.copytree(whole, tmp_path / 'r')
     config = json.loads((out / 'config.json').read_text())
     config['settings']['device'] = 'meta'  # a device that can't compute anywhere
@@ -545,7 +548,9 @@ class ByTurns:
 
 @pytest.fixture
 def brought(monkeypatch, tmp_path):
-    "A learner with a policy, settings and ranges, whose record has something now and then; and a file with a recipe"
+    """Register a learner with its own settings whose records have something only now and then.
+
+    Also writes a file with a recipe."""
     from fastrl_replay.learning.learners import LEARNERS, Builder, DQNLearner, builds
     from fastrl_replay.learning.networks import value_net
 
@@ -578,13 +583,14 @@ def brought(monkeypatch, tmp_path):
             return Sometimes(batches, model, lr=s['speed'])
 
     (tmp_path / 's.ini').write_text(
-        '[mine]  # brought\nlike = cartpole\nlearner = brought\nspeed = 0.25\n[faster]\nlike = mine\nspeed = 1\n'
+        '[mine]  # brought\nlike = cartpole\nlearner = brought\nspeed = 0.25\n'
+        '[faster]\nlike = mine\nspeed = 1\n'
     )
     return tmp_path / 's.ini'
 
 
 def test_a_learner_that_others_bring(brought, tmp_path, capsys):
-    "Trained, reported without ε, each number a mean over the records that have it, stopped, resumed, evaluated"
+    "Train, report without ε and by means over the records with a value, stop, resume, evaluate"
     assert recipe('faster', brought).settings['speed'] == 1.0
     assert recipe('cartpole', learner='brought').settings['speed'] == 0.5
     assert 'how fast' in recipe('mine', brought).text()
@@ -629,7 +635,7 @@ def test_what_a_brought_learner_refuses(brought):
     ],
 )
 def test_steps_and_updates_are_as_promised(changes, steps, updates, tmp_path):
-    "`ratio` updates for each step beyond the warm-up, however steps are gathered; steps up to a whole block"
+    "Make `ratio` updates per step beyond the warm-up, with any settings; round steps up to a block"
     s = tiny(tmp_path / 'r', **changes).train()
     assert (s['env_steps'], s['updates']) == (steps, updates)
 
@@ -697,7 +703,7 @@ def test_solved_at_step(solved, ever, tmp_path):
 
 
 def test_reports_are_means_and_only_grow(tmp_path, monkeypatch):
-    "Each line's loss is the mean of the records since the line before; counts never fall; all is valid JSON"
+    "Each line's loss is the mean since the line before; counts never fall; all is valid JSON"
     from fastrl_replay.learning.dqn import DQNLearner
 
     losses = []
@@ -771,7 +777,9 @@ def stop(run, step):
     ],
 )
 def test_stopped_twice_is_as_never_stopped(name, changes, tmp_path):
-    "Three pieces make the same lines, weights, memory and RNG state as one; an environment that can't be saved waits for its episode's end"
+    """Three pieces give the lines, weights, memory and RNG state of one run.
+
+    If an environment can't be saved, the run stops at the end of its episode."""
     short = dict(
         steps=900,
         save_every=300,
@@ -801,13 +809,15 @@ def test_stopped_in_the_last_burst(whole, tmp_path):
 
 
 def test_stop_between_bursts_where_episodes_end_elsewhere(tmp_path):
-    "An environment that can't be saved, whose episodes never end with a burst: Ctrl-C is still heard"
+    "Ctrl-C works although the environment can't be saved and no episode ends with a burst"
     run = tiny(tmp_path / 'r', env='TestOdd-v0', train_every=4, steps=600)
     assert stop(run, 200) < 250
 
 
 def test_several_environments_that_cannot_be_saved(tmp_path):
-    "A stop is heard soon; the resumed run begins new episodes, whose numbers continue, and no window crosses the break"
+    """A stop takes effect soon.
+
+    The resumed run begins new episodes with consecutive numbers; no window crosses the break."""
     run = tiny(tmp_path / 'r', env='TestOpaque-v0', envs=3, steps=600)
     assert stop(run, 200) < 215
     again = resume(tmp_path / 'r')
@@ -829,7 +839,7 @@ class Killed(BaseException):
 
 
 def killed(out, monkeypatch, name, nth, after, **changes):
-    "A run that is killed before or after it renames its `nth` new file `name`; what was written beside stays"
+    "Kill a run before or after it renames its `nth` new file `name`; files written beside it stay"
     real, count = os.replace, [0]
 
     def replace(a, b):
@@ -947,7 +957,9 @@ def test_two_at_once_in_one_directory(tmp_path):
 
 
 def test_a_second_ctrl_c_breaks_off_and_the_checkpoint_stays(whole, tmp_path, capfd):
-    "The first asks, the second raises at once; the run goes on from the last whole checkpoint; the handlers are as before"
+    """The first Ctrl-C asks, the second raises at once.
+
+    The run continues from the last whole checkpoint, and the old handlers are back."""
     run, before = tiny(tmp_path / 'r'), signal.getsignal(signal.SIGINT)
 
     class Twice(Silent):
@@ -1008,7 +1020,7 @@ def test_eval_of_an_unfinished_run(tmp_path, capsys):
 
 
 def test_a_run_without_a_checkpoint_can_be_begun_again(tmp_path, capsys):
-    "It was killed early: --resume says to start it again, and so does eval; then starting it again must be possible"
+    "Killed before a checkpoint: --resume and eval say to start it again, and that works"
     tiny(tmp_path / 'r')
     assert 'start it again' in says(
         capsys, 'train', '--resume', tmp_path / 'r'

@@ -1,4 +1,6 @@
-"""A run's directory, shared, damaged, or from a stranger: two processes, signals, flipped bits, files of other kinds, modules that are not yours."""
+"""A run's directory: shared, damaged, or from a stranger.
+
+Two processes, signals, flipped bits, files of other kinds, and modules of others."""
 
 import errno, json, os, shutil, signal, sys
 
@@ -29,7 +31,7 @@ def files(out):
 
 
 def test_a_second_process_is_refused_and_changes_nothing(tmp_path, capsys):
-    "While the first one trains: its metrics, config and what it is writing stay, and it ends as if nothing had been"
+    "While a run trains, a second process changes none of its files, and the run ends as usual"
     run = tiny(tmp_path / 'r')
     seen = []
 
@@ -109,7 +111,7 @@ def hangups():
 
 @pytest.mark.parametrize('name,status', [('SIGINT', 130), ('SIGTERM', 143), ('SIGHUP', 129)])
 def test_signals_save_and_say_which_it_was(name, status, whole, hangups, tmp_path, monkeypatch):
-    "128 and the signal's number, as shells have it; a second SIGHUP, which closing terminals send, does no harm"
+    "The status is 128 + the signal's number; a closing terminal's second SIGHUP does no harm"
     number, before = getattr(signal, name), signal.getsignal(getattr(signal, name))
 
     class Signalled(commands.Bar):
@@ -311,7 +313,8 @@ def test_your_own_module_needs_no_flag_and_the_printed_lines_have_it(tmp_path, m
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'path', [*sys.path])
     (tmp_path / 'my_own_env.py').write_text(
-        'from test_recipes import Opaque\nclass Mine(Opaque):\n    def __init__(self): super().__init__(handle=False)\n'
+        'from test_recipes import Opaque\n'
+        'class Mine(Opaque):\n    def __init__(self): super().__init__(handle=False)\n'
     )
     more = 'env=my_own_env:Mine', 'wrappers=TimeLimit(50)'
     assert main(['train', 'cartpole', '--out', 'r', *SET, *more]) == 0

@@ -1,4 +1,6 @@
-"""PettingZoo's environments by name: the recipe `pursuit`, `train dqn --env pettingzoo/…`, resuming, and what is said when one can't be had."""
+"""PettingZoo's environments by name.
+
+The recipe `pursuit`, `train dqn --env pettingzoo/…`, resuming, and errors for missing ones."""
 
 import json, sys
 

@@ -1,4 +1,6 @@
-"""Files of others: what the library did not create stays as it is, and a directory from somebody else reaches nothing outside of it."""
+"""Untrusted files.
+
+What the library did not create stays as it is; a foreign directory reaches nothing outside it."""
 
 import json, os, resource, shutil, socket
 from contextlib import contextmanager
@@ -71,8 +73,20 @@ def test_a_directory_that_held_no_run_is_refused(name, tmp_path, capsys):
     assert 'not empty' in said and '--out' in said and contents(tmp_path) == before
 
 
+def test_settings_of_another_program_are_no_run(tmp_path, capsys):
+    "Its config.json has the same fields"
+    folder = tmp_path / 'yours'
+    folder.mkdir()
+    config = dict(recipe='cake', id='1', settings=dict(flour=500))
+    (folder / 'config.json').write_text(json.dumps(config))
+    (folder / 'best.pt').write_text('the best cake')
+    before = contents(tmp_path)
+    assert 'not empty' in says(capsys, 'train', 'cartpole', '--out', folder, *SET)
+    assert contents(tmp_path) == before
+
+
 def test_ranks_of_a_run_are_no_link_to_another_place(copy, tmp_path):
-    "A new run in the directory of one that was killed early removes parts of checkpoints there, and nothing else"
+    "A new run where one was killed early removes parts of checkpoints there, and nothing else"
     (copy / 'checkpoint.pt').unlink()
     for name in 'a' * 32, 'photos':
         (tmp_path / 'yours' / name).mkdir(parents=True)
@@ -145,15 +159,19 @@ def test_settings_that_are_given_again_count(copy, capsys):
         ('wrappers', 'FrameStackObservation(20000000)'),
         ('wrappers', 'FrameStackObservation(9999), FrameStackObservation(3000)'),
         ('env', 'fastrl_replay/Catch-v0(size=60_000)'),
+        ('envs', 60_000),
+        ('max_sz', 400_000_000),
+        ('threads', 4096),
     ],
 )
 @pytest.mark.parametrize('line', ['eval', 'train --resume'])
 def test_a_strangers_environment_names_no_path_and_no_large_number(
     line, key, value, copy, tmp_path, capsys, monkeypatch
 ):
-    "RecordVideo writes files wherever it is told; a large space takes gigabytes before it is compared with anything"
+    "RecordVideo writes files anywhere; a large space takes gigabytes before it is compared"
     monkeypatch.chdir(tmp_path)
-    change(copy, **{key: value.format(tmp_path)}, steps=400)
+    value = value.format(tmp_path) if isinstance(value, str) else value
+    change(copy, **{key: value}, steps=400)
     before = contents(tmp_path)
     said = says(capsys, *line.split(), copy)
     assert '--trust' in said and contents(tmp_path) == before
@@ -456,7 +474,7 @@ def test_a_file_of_a_memory_that_is_no_plain_file(name, kind, tmp_path, capsys):
 
 
 def test_a_network_is_not_larger_than_its_file(copy):
-    "Of 20,000 × 20,000, in a file of a few kilobytes: named in the settings, or as a tensor that repeats a number"
+    "20,000 × 20,000 from a file of a few kB: in the settings, or a tensor that repeats a number"
     best = load_checkpoint(copy / 'best.pt')
     best['settings']['network'] = (20_000, 20_000)
     torch.save(best, copy / 'large.pt')
@@ -566,6 +584,14 @@ def test_a_run_that_is_looked_at_can_be_evaluated(copy):
     before = contents(copy)
     agent, step = reopen(copy)
     assert len(evaluate(agent, 3)) == 3 and step == 300 and contents(copy) == before
+
+
+@pytest.mark.parametrize('line', ['eval', 'train --resume'])
+def test_an_environment_that_is_not_that_of_the_model_is_refused(line, copy, capsys):
+    "Before a network for it takes memory"
+    change(copy, wrappers='FrameStackObservation(900), FlattenObservation', steps=400)
+    said = says(capsys, *line.split(), copy)
+    assert 'is not that of the checkpoint' in said and '(3600,)' in said
 
 
 def test_a_memory_on_disk_for_a_mixture_is_refused(tmp_path, monkeypatch):

@@ -125,7 +125,7 @@ def test_what_is_watched_is_said_before_anything_is_served(
 
 @pytest.mark.slow
 def test_watch_from_the_outside(whole, tmp_path):
-    """It prints its address, answers, and ends at Ctrl-C with status 0; a port that is taken is named."""
+    """It prints its address, answers, ends at Ctrl-C with status 0, and names a port in use."""
     p = subprocess.Popen(
         command('watch', whole), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -274,14 +274,19 @@ def test_a_memory_is_seen_to_grow(browser, tmp_path):
 @pytest.mark.browser
 def test_videos_of_a_run_are_shown(browser, copied):
     """A link to another file is left out."""
-    gif = b'GIF89a\x01\x00\x01\x00\x80\x01\x00\x00\x00\x00\xff\xff\xff!\xf9\x04\x01\n\x00\x01\x00,\x00\x00\x00\x00\x01\x00\x01\x00\x00\x02\x02L\x01\x00;'
+    gif = (
+        b'GIF89a\x01\x00\x01\x00\x80\x01\x00\x00\x00\x00\xff\xff\xff!\xf9\x04\x01\n\x00\x01\x00,'
+        b'\x00\x00\x00\x00\x01\x00\x01\x00\x00\x02\x02L\x01\x00;'
+    )
     (copied / 'a.gif').write_bytes(gif)
     (copied / 'b.mp4').write_bytes(b'moving')
     (copied / 'c.gif').symlink_to('/etc/passwd')
     with Server(Watch([WatchedRun(copied)], [])) as s:
         opened(browser, s.url)
         time.sleep(1)
-        shown = "return [...document.querySelectorAll('figure > :is(img, video)')].map(e => [e.nextSibling.textContent, e.naturalWidth ?? null])"
+        shown = """
+            return [...document.querySelectorAll('figure > :is(img, video)')]
+                .map(e => [e.nextSibling.textContent, e.naturalWidth ?? null])"""
         assert browser.execute_script(shown) == [['b.mp4', None], ['a.gif', 1]]
         assert get(s.url + 'video/0/0') == 'moving'
         opened(browser, 'about:blank')

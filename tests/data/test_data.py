@@ -1,4 +1,6 @@
-"""Recorded data in and out, with the real libraries: Minari, Arrow, Hugging Face, Stable-Baselines3; and mixtures of memories."""
+"""Recorded data in and out, and mixtures of memories.
+
+With the real libraries: Minari, Arrow, Hugging Face, Stable-Baselines3."""
 
 import pickle
 import warnings
@@ -146,7 +148,7 @@ def test_a_damaged_file_is_named(end, change, says, tmp_path, capsys):
 
 
 class Nested(gym.Env):
-    "Observations that are a dict with a tuple in it; infos; episodes of 1, 2, 3, … steps, every other one truncated"
+    "Dict observations with a tuple; infos; episodes of 1, 2, 3, … steps, every other one truncated"
 
     observation_space = spaces.Dict(
         b=spaces.Box(-9, 99, (2,), np.float32),

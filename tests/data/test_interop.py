@@ -187,7 +187,7 @@ def uneven(x):
 
 @pytest.mark.parametrize('workers, k', [(0, 2), (0, 7), (2, 4), (2, 8)])
 def test_passes_of_different_lengths(workers, k):
-    "A worker that has finished gives nothing more in this pass, also if it is restored; the next pass begins anew"
+    "A finished worker gives nothing more in a pass, even if restored; the next pass starts over"
 
     def make():
         return loaded(Items(range(7)).filter(uneven).stateful(), num_workers=workers)

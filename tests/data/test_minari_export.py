@@ -1,4 +1,4 @@
-"""A memory as a data set of Minari: without a warning, with its author, and with its environment."""
+"""Export a memory as a Minari data set: no warning, with its author and its environment."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Several agents: true rows from a scripted environment, places, errors, saving, masks, what is stepped with what."""
+"""Several agents: rows of a scripted environment, places, errors, saving, masks, combinations."""
 
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
@@ -7,8 +7,10 @@ from fastrl_replay.all import *
 
 
 class Script:
-    """Plays a plan: for each time, who is there. Observations and rewards say who it is and when; `b` is broken off instead of ending.
-    What it can't know (actions) it keeps."""
+    """Play a plan, which names the agents at each time.
+
+    Observations and rewards say which agent it is and when. `b` breaks off instead of ending.
+    Actions, which the plan can't know, are kept."""
 
     possible_agents = ['a', 'b', 'c']
     plan = 'ab', 'a', 'abc', 'ac', ''
@@ -75,7 +77,9 @@ class Saved(Script):
 
 
 def expected(plan, n_blocks, names='abc', first=0):
-    "The rows, worked out from the plan alone: (env_id, state, next_state, reward, terminated, truncated, episode, step, total, moment)"
+    """Work out the rows from the plan alone.
+
+    (env_id, state, next_state, reward, terminated, truncated, episode, step, total, moment)"""
     blocks, t, episode, step, total = [], 0, {}, {}, {}
     last = ''
     for moment in range(n_blocks):
@@ -110,7 +114,8 @@ def expected(plan, n_blocks, names='abc', first=0):
 
 
 def found(steps):
-    names = 'env_id state next_state reward terminated truncated episode_n step_n total_reward moment'.split()
+    names = 'env_id state next_state reward terminated truncated episode_n step_n total_reward'
+    names = [*names.split(), 'moment']
     return [tuple(row[n].tolist() for n in names) for row in steps.rows]
 
 

@@ -1,4 +1,6 @@
-"""Environments that come and go for ever, each with a number of its own: tables stay as long as those that are under way at once, and nothing else is to be seen of it."""
+"""Environments that come and go, each with a number of its own.
+
+Tables stay as long as the number of environments at once; nothing else shows it."""
 
 import pickle
 from collections import deque
@@ -15,8 +17,9 @@ N = 20_000
 
 
 def coming_and_going(n, together=5, ids=lambda i: i, break_off=0.0):
-    """Return rows of `n` environments, so many at a time, with one episode of 1 to 5 steps each; some break off without an
-    end. The rewards count the rows. Also returns the episode of each row as a number."""
+    """Return rows of `n` environments, `together` at a time, and the episode of each row.
+
+    Each has one episode of 1 to 5 steps; some break off without an end. Rewards count the rows."""
     rng, found, come = np.random.default_rng(0), [], together
     running = deque((env, 0, rng.integers(1, 6)) for env in range(together))
     while running:
@@ -97,7 +100,7 @@ def test_chunks():
 
 @pytest.mark.parametrize('tail', ['shift', 'pad', 'drop'])
 def test_chunks_as_if_nothing_were_forgotten(tail):
-    "A stage that takes each row in a block of its own, and one that takes all at once, which forgets nothing"
+    "Compare a stage that gets one row per block with one that gets all at once and forgets nothing"
     rows, _ = coming_and_going(400, 7, break_off=0.1)
     one, other = (SequenceChunker(None, 3, 1, tail) for _ in range(2))
     assert [s for b in blocks(rows, 1) for s in one.chunk(b)] == other.chunk(Steps(rows))

@@ -1,4 +1,4 @@
-"""GymStepper: true transitions from every kind of environment; seeds, policies, errors, closing, saving."""
+"""GymStepper: true transitions from all environments; seeds, policies, errors, closing, saving."""
 
 import pickle, re, warnings
 
@@ -73,7 +73,7 @@ SOURCES = {
 @cases(10)
 @given(worlds, st.lists(st.booleans(), min_size=16, max_size=16))
 def test_random_scripts_give_the_oracles_rows_from_every_source(lengths, ends):
-    "Any episode lengths and endings, any kind of source: the rows that are read off the script, in order"
+    "Any episode lengths, endings and kind of source give the rows of the script, in order"
     ends = iter(ends)
     scripts = [both(script(*l, env=e), ends) for e, l in enumerate(lengths)]
     truth = scripted_steps(scripts, 20)
@@ -106,7 +106,7 @@ def nested_policy(k):
 
 @pytest.mark.parametrize('source', ['list', *MODES])
 def test_nested_spaces_in_and_out(source):
-    "Dict of Tuple of Dict, with scalars: true final observations, and the actions that were really heard"
+    "Dict of Tuple of Dict, with scalars: true final observations, and the actions that arrived"
     fns = [lambda: Nested(1, 3, 2), lambda: Nested(2)]
     env = [f() for f in fns] if source == 'list' else vector(fns, source)
     for rows in by_env(take(GymStepper(env, nested_policy(2)), 60), 30):
@@ -157,7 +157,7 @@ def test_every_cartpole_row_survives_a_fresh_simulator(name, closing):
 
 @pytest.mark.parametrize('name', ['list', *MODES])
 def test_time_limit_is_a_truncation_with_its_true_next_state(name):
-    "Pendulum ends after 200 steps by TimeLimit: truncated, not terminated, and next_state obeys the physics"
+    "Pendulum's TimeLimit truncates after 200 steps, and next_state obeys the physics"
     fn = lambda: gym.make('Pendulum-v1')
     blocks = take(GymStepper([fn] * 2 if name == 'list' else vector([fn] * 2, name), seed=3), 410)
     sim = fn().unwrapped
@@ -193,7 +193,7 @@ def test_env_ids_number_the_environments_from_left_to_right():
     'name', ['single', 'NextStep', 'Disabled']
 )  # in SameStep gymnasium itself loses the final observation
 def test_an_environment_may_overwrite_its_observation_and_its_action(name):
-    "One array for all observations, and `action *= 0`: rows and the policy's own tensor keep their values"
+    "A reused observation array and `action *= 0` change neither rows nor the policy's tensor"
 
     def make():
         space = spaces.Box(-9, 9, (2,), np.float32)
@@ -298,7 +298,7 @@ FORMS = dict(
 
 @pytest.mark.parametrize('form', FORMS)
 def test_same_step_finds_the_last_observation_in_every_form(form):
-    "Older names, lists of dicts, a batch, no mask: next_state of an ended row is the end, and not the next beginning"
+    "Older names, lists of dicts, a batch, no mask: next_state of an ended row is the episode's end"
     env = FORMS[form](vector(makers(SHORT), 'SameStep'))
     assert same_streams(take(GymStepper(env, zeros), 41), scripted_steps(SHORT, 20), 20)
     more = script(2, env=3)
@@ -308,7 +308,7 @@ def test_same_step_finds_the_last_observation_in_every_form(form):
 
 
 def true_steps(rows):
-    "Do the rows of a Witness go from one step of an episode to the next, whatever the episode's number?"
+    "Return whether rows of a Witness go from step to step of an episode, whatever its number"
     s, t, n = rows['state'], rows['next_state'], rows['step_n']
     return (s[:, 0] == t[:, 0]).all() and (s[:, 1] == n - 1).all() and (t[:, 1] == n).all()
 
@@ -376,7 +376,8 @@ def test_an_assumed_mode_is_told_once():
         with pytest.warns(UserWarning) as seen:
             blocks = [b for _ in range(3) for b in take(pipe, 20)]
         assert len(seen) == 1 and re.search(
-            r"how environment 0 resets is not said, NextStep is assumed.*Remedy: GymStepper\(.*autoreset_mode='next_step'",
+            r"how environment 0 resets is not said, NextStep is assumed"
+            r".*Remedy: GymStepper\(.*autoreset_mode='next_step'",
             str(seen[0].message),
         )
         for rows in by_env(blocks):
@@ -384,7 +385,7 @@ def test_an_assumed_mode_is_told_once():
 
 
 class Cyclic(VectorEnv):
-    "Two environments with episodes of three steps, that reset in a way of their own, and say nothing about it"
+    "Two environments with episodes of three steps, whose way of resetting is not declared"
 
     num_envs, metadata = 2, {}
     single_observation_space, single_action_space = (
@@ -453,7 +454,10 @@ def test_an_environment_that_does_something_else_is_found_out(really, reward, sa
 @pytest.mark.filterwarnings('ignore:.*NextStep is assumed')
 def test_a_last_observation_in_another_mode_is_a_contradiction(taken):
     env = silent(vector(makers([script(3), script(5)]), 'SameStep'))
-    says = "environment 0, episode 1, step 3: ended with its last observation.*autoreset_mode='same_step'"
+    says = (
+        "environment 0, episode 1, step 3: ended with its last observation"
+        ".*autoreset_mode='same_step'"
+    )
     with pytest.raises(EnvError, match=says):
         take(GymStepper(env, zeros, autoreset_mode=taken), 20)
 
@@ -583,7 +587,7 @@ def test_environment_i_gets_seed_plus_i_once(seed):
 
 
 def test_action_spaces_are_seeded_like_their_environments():
-    "Without a policy environment i draws what a space seeded with seed + i draws; the environment's own space is left alone"
+    "Without a policy, environment i acts as a space seeded with seed + i; its own stays untouched"
     scripts = [script(2, -1, env=e) for e in range(3)]
     envs = [ScriptedEnv(**s) for s in scripts]
     for e in envs:
@@ -597,7 +601,7 @@ def test_action_spaces_are_seeded_like_their_environments():
 
 
 def test_one_seed_one_stream(closing):
-    "List, sync and async vectors, all modes, agree on every CartPole row; another seed differs, and so do two without"
+    "Lists and vectors in all modes agree on every CartPole row; other seeds, or none, differ"
     kinds = [k for k in CARTPOLES if k != 'mix']
     streams = {k: take(GymStepper(closing(CARTPOLES[k]()), seed=np.int64(5)), 130) for k in kinds}
     for k in kinds:
@@ -756,7 +760,7 @@ def test_after_a_wrong_action_the_stream_goes_on_unharmed():
         assert well_counted(rows) is None and np.array_equal(
             rows['next_state'], truth['next_state']
         )
-        # was: the hidden state of the refused answer is kept, so the policy has counted two calls too many
+        # was: the hidden state of the refused answer is kept, so the policy counted two calls more
         assert (rows['hidden']['[0]'] == rows['step_n'] - 1).all()
 
 
@@ -773,7 +777,7 @@ class Net(torch.nn.Module):
 
 
 def test_a_network_acts_without_gradients():
-    "no_grad while the policy is asked, and as before afterwards, also after an error and in the reader's loop"
+    "no_grad while the policy acts, and as before afterwards, also after an error and in the loop"
     net = Net()
     pipe = GymStepper(makers([script(3)]) * 2, net)
     for _, b in zip(range(3), pipe):
@@ -844,7 +848,7 @@ RECURRENT = ['list', *MODES, 'three kinds', 'copy=False']
 
 @pytest.mark.parametrize('source', RECURRENT)
 def test_hidden_is_the_state_before_the_step_and_begins_with_the_episode(source):
-    "Counting calls and summing states: hidden restarts for each environment alone, also where all end at once"
+    "Counting calls and summing states: hidden restarts for each environment, also if all end"
     scripts = [
         script(3, -2, env=0),
         script(1, 4, -1, env=1),
@@ -1011,7 +1015,9 @@ def after_failures(pipe, n):
 @pytest.mark.parametrize('first', [True, False], ids=['before', 'after'])
 @pytest.mark.parametrize('source', ['list', *MODES, 'vector between'])
 def test_after_a_failure_or_an_interrupt_rows_are_true(source, first, error):
-    "An environment that failed may have been stepped: it begins a new episode; the others lose neither a row nor a hidden state"
+    """An environment that failed may have been stepped, so it begins a new episode.
+
+    The others lose neither a row nor a hidden state."""
     fns = [lambda: Witness(3, 1), lambda: late(error=error, first=first), lambda: Witness(2, 5)]
     if source == 'list':
         made = [f() for f in fns]
@@ -1053,7 +1059,7 @@ def test_processes_that_were_interrupted_are_refused(closing):
 
 
 def test_rows_that_a_failure_left_are_saved():
-    "A program that saves when an environment fails, and goes on from there, has lost nothing of the others"
+    "Saving when an environment fails, and continuing from there, loses nothing of the others"
     make = lambda late: GymStepper(
         [ScriptedEnv(**script(4, -3)), late, ScriptedEnv(**script(5, env=2))], zeros, seed=0
     )
@@ -1172,7 +1178,7 @@ def test_one_that_cannot_be_closed_does_not_keep_the_others_open(closers):
     with pytest.raises(OSError, match='cannot close'):
         pipe.close()
     pipe.close()
-    # was: the loop in `close` stops at the first error, and the second call begins at the same environment again
+    # was: the loop in `close` stops at the first error, and the second call begins at the same one
     assert [e.closed for e in Closing.made] == [1, 1]
 
 
@@ -1197,7 +1203,7 @@ def test_a_second_pass_goes_on():
 
 
 def test_a_pipe_of_environments_steps_each_item_once():
-    "Singles and vectors flow; each is known again when it comes again, and numbered in order of appearance"
+    "Singles and vectors flow; each is recognized when it recurs, and numbered by appearance"
     s = [script(3, -2, env=e) for e in range(4)]
     envs = [ScriptedEnv(**s[0]), vector(makers(s[1:3]), 'SameStep'), ScriptedEnv(**s[3])]
     blocks = take(Items(envs).cycle().gym_step(policy=zeros), 30)
@@ -1207,7 +1213,7 @@ def test_a_pipe_of_environments_steps_each_item_once():
 
 
 def test_a_pickle_of_a_restored_pipe_keeps_its_place():
-    "load_state_dict, then pickle (as a worker that is spawned gets it): it goes on, it doesn't begin"
+    "Pickled after load_state_dict (as for a spawned worker), it continues and does not restart"
     a, b = (GymStepper('CartPole-v1', seed=0) for _ in range(2))
     take(a, 5)
     b.load_state_dict(a.state_dict())
@@ -1248,7 +1254,7 @@ class Lean(Remember):
 
 @pytest.mark.parametrize('name', SAVED)
 def test_a_saved_stepper_continues_exactly(name):
-    "From the middle of an episode, with a recurrent policy; a state that is saved again before use is the same"
+    "In mid-episode, with a recurrent policy; a state saved again before use is the same"
 
     def make():
         return GymStepper(SAVED[name](), Lean(spaces.Discrete(2)), seed=5)
@@ -1273,7 +1279,7 @@ def test_a_state_is_a_copy():
     state = a.state_dict()
     want = take(a, 6)
     b.load_state_dict(state)
-    # was: `encode` passes tensors on as they are, so a hidden state that is changed in place changes the checkpoint
+    # was: `encode` passes tensors on, so a hidden state changed in place changes the checkpoint
     assert [x.action.tolist() for x in take(b, 6)] == [x.action.tolist() for x in want]
 
 
@@ -1304,7 +1310,7 @@ OPAQUE = {
 @pytest.mark.parametrize('name', OPAQUE)
 @pytest.mark.parametrize('k', [9, 25])
 def test_what_cannot_be_saved_begins_its_next_episode(name, k, closing):
-    "Counters and hidden states begin anew, every row is true, a second restore gives the same, and one warning is raised"
+    "Counters and hidden states restart, rows are true, a second restore is equal, one warning"
 
     def make():
         return GymStepper(closing(OPAQUE[name]()), Lean(spaces.Discrete(2)), seed=5)
@@ -1435,7 +1441,7 @@ def test_a_state_of_another_mode_is_refused():
 
 
 def test_a_pipe_of_environments_can_be_saved_twice():
-    "Restored, advanced by one item, saved again: the environments that have not come yet keep their place"
+    "Restored, advanced by one item, saved again: environments still to come keep their place"
 
     def make():
         return Items(range(3)).map(_scripted).in_memory_cache().gym_step(policy=zeros)

@@ -1,4 +1,4 @@
-"""Steps that are lost on their way: no row leads across them, nor from one episode into the next."""
+"""Lost steps: no row leads across them, nor from one episode into the next."""
 
 import gymnasium as gym
 import numpy as np
@@ -105,7 +105,7 @@ def test_a_row_that_only_resets_is_left_out_though_the_end_is_lost(what, n_step)
 @pytest.mark.parametrize('n_step', [False, True])
 @pytest.mark.filterwarnings('ignore::UserWarning')
 def test_an_end_that_is_refused_for_its_action_belongs_to_its_environments(n_step):
-    "Two vectors take turns; the action of the step that ends episodes has another kind; the reset is refused once"
+    "Two vectors alternate; the action that ends episodes has another kind; one reset is refused"
     replay = memory(n_step)
     vectors = [gym.vector.SyncVectorEnv([Counts] * 2) for _ in 'ab']
     last = [envs.reset()[0] for envs in vectors]

@@ -1,4 +1,4 @@
-"Steps of a loop, as `add_step` takes them, are the rows that `GymStepper` makes of the same environments"
+"Steps of a loop, given to `add_step`, are the rows of `GymStepper` in the same environments"
 
 import pickle
 import numpy as np, pytest, torch
@@ -181,7 +181,7 @@ def test_counting_goes_on(how, tmp_path):
 
 @pytest.mark.parametrize('store', [Rows, Frames])
 def test_an_environment_that_was_reset_begins_the_next_episode(store, tmp_path):
-    "After a restart: another first state than the one that its last row ended in; of two, one goes on"
+    "After a restart, one of two environments continues; the other begins with another state"
 
     def obs(k):
         picture = np.full((2, 8, 8), k, np.uint8)
@@ -265,7 +265,7 @@ def test_a_vector_that_goes_on_after_a_restart(mode, tmp_path):
 
 
 def test_a_chain_over_a_memory_on_disk_goes_on_with_the_next_episodes(tmp_path):
-    "Without a checkpoint: the episodes that lie there keep their numbers, and no n-step return spans the restart"
+    "Without a checkpoint, stored episodes keep their numbers; no n-step return spans the restart"
 
     def run(lengths, envs):
         chain = OwnSteps().n_step(3, 0.9)
@@ -374,7 +374,9 @@ def test_a_reset_that_is_none_is_refused():
 
 @pytest.mark.parametrize('seed', range(3))
 def test_groups_that_change_are_counted_one_by_one(seed):
-    "Single environments, overlapping vectors of several sizes, in any order; refused steps and saved counters; a dict for each environment knows better"
+    """Single environments and overlapping vectors in any order, refused steps, saved counters.
+
+    A dict for each environment computes the same."""
     rng, own, model, wanted = np.random.default_rng(seed), OwnSteps(), {}, []
     for k in range(150):
         ids = (

@@ -1,4 +1,4 @@
-"""Environments that continue exactly from a checkpoint, and those that begin a new episode with a warning."""
+"""Environments that continue exactly from a checkpoint, or begin a new episode with a warning."""
 
 import random
 import warnings
@@ -13,7 +13,10 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from fastrl_replay.all import GymStepper
 from fastrl_replay.testing import through_file
 
-PLAIN = 'CartPole-v1 Pendulum-v1 Acrobot-v1 MountainCar-v0 MountainCarContinuous-v0 Taxi-v4 FrozenLake-v1 CliffWalking-v1 Blackjack-v1'.split()
+PLAIN = (
+    'CartPole-v1 Pendulum-v1 Acrobot-v1 MountainCar-v0 MountainCarContinuous-v0 '
+    'Taxi-v4 FrozenLake-v1 CliffWalking-v1 Blackjack-v1'
+).split()
 
 
 def pong(**kwargs):
@@ -52,7 +55,7 @@ def rows(stepper, n):
 
 @pytest.mark.parametrize('name', EXACT)
 def test_an_environment_continues_exactly(name):
-    "Nothing is said, the rows are those of the stepper that was not stopped, and a copy in use does not change the state"
+    "No warning, the rows of the uninterrupted stepper, and a state that use does not change"
     first, other, third = (GymStepper(EXACT[name](), seed=3) for _ in range(3))
     rows(first, 30)
     state = through_file(first.state_dict())

@@ -1,4 +1,6 @@
-"""Continuous actions: what the stepper takes, policies for boxes, SAC and TD3, against second implementations and odd spaces."""
+"""Continuous actions: stepper, policies for boxes, SAC and TD3.
+
+Against second implementations, and with odd spaces."""
 
 import pickle
 from itertools import islice
@@ -495,7 +497,7 @@ settings_of_td3 = st.fixed_dictionaries(
 @cases(20)
 @given(COLUMNS, settings_of_td3, st.integers(1, 5), st.integers(0, 9999))
 def test_td3_learns_row_by_row(columns, settings, n, seed):
-    "In double precision: every record and every weight, of the slow models too, and when each moves"
+    "In double precision: each record, each weight, also of the slow models, and when each moves"
     actor, critics = actor_of(seed, 2), Pair(seed + 1)
     learner = TD3Learner([], actor, critics, ARM, seed=seed, **settings)
     numbers = torch.Generator().manual_seed(seed)
@@ -540,7 +542,7 @@ def models(kind):
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_chain_goes_on_bit_for_bit(kind):
-    "Steps, policy, memory, priorities, models, temperature, noise: saved between two updates, through a file"
+    "Steps, policy, memory, priorities, models, temperature, noise: a file between two updates"
     a, b = chains(kind), chains(kind, 1)
     stream = iter(a)
     take(stream, 30)
@@ -609,7 +611,7 @@ class Bent(nn.Module):
     ],
 )
 def test_models_of_another_shape(kind, part, bend, said):
-    "The error says what came and what was expected; weights, optimizers and targets have not changed"
+    "The error says what came and what was expected; weights, optimizers, targets are unchanged"
     parts = [*models(kind)]
     parts[part] = Bent(parts[part], bend)
     learner = getattr(Items([]), kind)(*parts, ARM, seed=0)

@@ -1,4 +1,4 @@
-"""The learners, against a second implementation of every update: one row, one step, one weight at a time."""
+"""The learners, against a second implementation of every update: by row, step and weight."""
 
 import math, pickle
 from itertools import islice
@@ -92,7 +92,7 @@ def huber(x):
 
 
 class Plain:
-    "What both networks share: weights, those of the target network, when that is refreshed, and Adam"
+    "What both networks share: weights, target weights, when those are refreshed, and Adam"
 
     def __init__(self, net, lr, target_every, tau, max_norm):
         self.w, self.target, self.updates = arrays(net), arrays(net), 0
@@ -199,7 +199,8 @@ def test_what_a_table_refuses():
     a, b = (QLearner([], QTable(Discrete(n), Discrete(3))) for n in (5, 6))
     with pytest.raises(
         ValueError,
-        match=r'QLearner: the checkpoint is of another model: table; got \[5, 3\]; expected \[6, 3\]',
+        match=r'QLearner: the checkpoint is of another model: table; '
+        r'got \[5, 3\]; expected \[6, 3\]',
     ):
         b.load_state_dict(state_of(a))
 
@@ -467,7 +468,9 @@ def stories(draw):
 def test_a_recurrent_network_learns_step_by_step(
     start, rescaled, story, n, gamma, seed, target, max_norm
 ):
-    "Real sequences of a replay, padded ones and those shorter than the burn-in too: records, weights, and the errors that the replay gets"
+    """Real sequences of a replay, also padded ones and those shorter than the burn-in.
+
+    Compares records, weights, and the errors that the replay gets."""
     settings, lengths = story
     state = 'zero' if start == 'zero' else 'stored'
     replay = SequenceReplay(None, 3, 200, state=state, seed=seed, **settings)
@@ -608,7 +611,7 @@ CHAINS = dict(
 @pytest.mark.parametrize('stop', [1, 2, 23])
 @pytest.mark.parametrize('kind', CHAINS)
 def test_a_chain_goes_on_from_a_file(kind, stop):
-    "Saved after a few updates, loaded into a chain of another seed: every record and every weight to the last bit"
+    "Saved after a few updates, loaded into another seed's chain: records and weights bit for bit"
     a, b = CHAINS[kind](0), CHAINS[kind](1)
     running = iter(a)
     list(islice(running, stop))
@@ -728,7 +731,7 @@ def test_a_checkpoint_of_another_optimizer():
 @pytest.mark.parametrize('optimizer', [None, sgd()])
 @pytest.mark.parametrize('spoil', [nan, -inf, 3e38])
 def test_what_is_no_number_leaves_everything_untouched(spoil, optimizer):
-    "After NaN, or errors whose sum is beyond single precision, the learner goes on as if they had never come"
+    "After NaN, or errors whose sum overflows single precision, the learner continues unaffected"
     space = Box(-9, 9, (2,))
     rows, bad = fill(8, space), fill(8, space)
     bad['reward'][:4] = spoil
@@ -892,7 +895,7 @@ def test_dqn_wants_a_batch_of_rows():
 
 
 def test_what_r2d2_refuses():
-    "Networks without memory, networks of another size than the stored states, batches of rows, rows of several steps"
+    "Networks without memory or of another size than stored states, batches of rows, n-step rows"
     with pytest.raises(TypeError, match='R2D2Learner: the model; got Sequential'):
         R2D2Learner([], mlp())
     with pytest.raises(TypeError, match='R2D2Learner: a batch; got Steps'):
@@ -975,7 +978,10 @@ def test_a_compiled_model_loads_a_plain_one():
 )
 def test_the_action_space_is_named(space, name):
     "A network and a table need one whole number for each row"
-    says = f"column 'action': the action space; got {name}.*; expected Discrete .*Remedy: let it choose"
+    says = (
+        f"column 'action': the action space; got {name}"
+        ".*; expected Discrete .*Remedy: let it choose"
+    )
     with pytest.raises(ValueError, match=says):
         DQNLearner([], mlp()).learn(Steps(np.zeros(4, step_dtype(WIDE, space))))
     with pytest.raises(ValueError, match=says):

@@ -1,4 +1,6 @@
-"""The pure functions of `losses`: against tables worked out on paper, naive loops, double precision and finite differences."""
+"""The pure functions of `losses`.
+
+Against tables worked out on paper, naive loops, double precision and finite differences."""
 
 from fractions import Fraction
 
@@ -58,7 +60,7 @@ def test_there_and_back_in_single_precision(eps, x):
 
 
 def test_slopes():
-    "Against finite differences, and at 0, where |x| has none: h' = ½ + ε, and the inverse's is 1 over that"
+    "Against finite differences; at 0, where |x| has none, h' = ½ + ε, and its inverse's is 1/h'"
     x = torch.cat([randn(20) * 100, tensor(1e-8, -1e-8)]).requires_grad_()
     assert torch.autograd.gradcheck(rescale, x) and torch.autograd.gradcheck(unrescale, x)
     for f, slope in (rescale, 0.5 + 1e-3), (unrescale, 1 / (0.5 + 1e-3)):
@@ -121,7 +123,9 @@ def test_the_table_of_targets(n, want):
     ],
 )
 def test_masked_targets(mask, want):
-    "A step whose successor is no step bootstraps at once; what stands where no step is has no effect, not even on gradients"
+    """A step whose successor is no step bootstraps at once.
+
+    Values at places without a step have no effect, not even on gradients."""
     m = torch.tensor(mask)
     r, d, v = (
         torch.where(m, x, nan).requires_grad_()
@@ -204,7 +208,9 @@ def test_what_targets_refuse():
 
 
 def test_double_q_by_hand():
-    "The online network chooses, the target network says what that is worth; ties go to the first; gradients reach the value only"
+    """The online network chooses, and the target network values the choice.
+
+    Ties go to the first action; gradients reach the value only."""
     online, target = (
         tensor([1, 5, 2], [7, 0, 7], [-3, -2, -1]),
         tensor([20, 10, 30], [4, 6, 8], [1, 2, -16]),
@@ -255,7 +261,7 @@ def test_priorities_by_hand(eta, want):
 @cases(100)
 @given(st.integers(0, 5), st.integers(1, 7), st.floats(0, 1), st.integers(0, 999))
 def test_priorities_are_a_loops(B, L, eta, seed):
-    "Over the steps that count; the others have no effect; a row without any gives 0; numpy's arrays give the same"
+    "Only steps that count have an effect; a row without any gives 0; numpy's arrays give the same"
     td, mask = randn(B, L, seed=seed), randn(B, L, seed=seed + 1000) > 0
     want = []
     for row, m in zip(td.abs().tolist(), mask.tolist()):

@@ -29,7 +29,7 @@ SPACE = MultiDiscrete([2, 3, 4])
 
 
 class Locks(gym.Env):
-    "Three locks that show which number opens each: a reward for each that is opened, in episodes of five steps"
+    "Three locks that show the number that opens each: a reward per lock, episodes of five steps"
 
     def __init__(self, action_space=SPACE):
         self.action_space, self.sizes = action_space, part_sizes(action_space)
@@ -113,7 +113,7 @@ def test_one_part_learns_as_a_single_number_does():
     st.integers(0, 9),
 )
 def test_each_part_explores_for_itself(sizes, n, eps, seed):
-    "Within its part; the numbers that are drawn don't depend on eps, nor on whether the network was asked"
+    "In its part's range; random numbers don't depend on eps, nor on whether the network was asked"
     torch.manual_seed(0)
     net = value_net(Box(-9, 9, (2,)), MultiDiscrete(sizes), (4,))
     a, b = EpsGreedy(net, eps, seed), EpsGreedy(net, 1.0, seed)

@@ -1,4 +1,4 @@
-"""Schedules, the policy that explores, and the networks: against plain loops, statistics, and gymnasium."""
+"""Schedules, the exploring policy and networks, against plain loops, statistics and gymnasium."""
 
 import math, pickle
 from copy import deepcopy
@@ -146,7 +146,7 @@ def test_a_failed_call_was_never_made(wrong):
 
 @pytest.mark.parametrize('eps', [LinearSchedule(1, 0.1, 50), np.array([0.2, 0.9, 1.0])])
 def test_dice_through_a_file(eps):
-    "A policy of another seed, and copies, go on with the same actions; the saved one is not disturbed"
+    "A policy of another seed, and copies, continue alike; saving does not disturb the original"
     a, b = (EpsGreedy(nn.Linear(2, 4), eps, seed) for seed in (1, 2))
     b.values = a.values
     for _ in range(13):
@@ -164,7 +164,7 @@ def test_dice_through_a_file(eps):
 
 
 def test_nested_states():
-    "The policy sees how many environments there are; the greedy action is the one that the network finds best"
+    "The policy sees the number of environments; the greedy action is the network's best one"
     space = spaces.Tuple(
         [spaces.Dict(x=spaces.MultiBinary(3), a=Box(-1, 1, (2, 3))), Discrete(3, start=2)]
     )
@@ -210,7 +210,9 @@ def cell(net, x, h, c):
 
 @pytest.mark.parametrize('mode', [None, 'NextStep', 'SameStep'])
 def test_memory_is_forgotten_where_an_episode_ended(mode):
-    "Three environments whose episodes end at different times: each row's memory and action are those of a loop over its own episode"
+    """Three environments whose episodes end at different times.
+
+    Each row's memory and action are those of a loop over its own episode."""
     scripts = [script(3, -5, 1, 4, env=0), script(-2, 7, env=1), script(1, 1, -6, 2, env=2)]
     for s in scripts:
         s['states'] = [[math.sin(a), math.cos(b)] for a, b in s['states']]

@@ -1,4 +1,4 @@
-"""Videos of evaluations: what is in the file, and that what can't work is told before an episode begins."""
+"""Videos of evaluations: what is in the file, and early errors for what can't work."""
 
 import sys
 

@@ -24,7 +24,7 @@ GOALS = spaces.Dict(
 
 
 def rows_of(n, envs=2, length=15, space=FEW, action=spaces.Discrete(4), first=0, **extra):
-    """Return rows of environments in turn, with episodes of this length, whose states count steps."""
+    """Return rows of environments in turn; episodes have this length, and states count steps."""
     rows = np.zeros(n, step_dtype(space, action, **extra))
     key = np.arange(first, first + n)
     step = key // envs % length

@@ -46,6 +46,11 @@ def complaints(browser):
 def sticking_out(browser):
     "What is wider than the window, and doesn't scroll by itself"
     return browser.execute_script("""
-        const box = e => e.getBoundingClientRect(), scrolls = e => e && (/auto|scroll|hidden/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
-        const out = [...document.querySelectorAll('body *')].filter(e => box(e).width && (box(e).right > innerWidth + 1 || box(e).left < -1) && !scrolls(e.parentElement));
-        return [document.documentElement.scrollWidth > innerWidth ? `${document.documentElement.scrollWidth} px wide` : null, ...out.map(e => e.outerHTML.slice(0, 150))].filter(x => x)""")
+        const scrolls = e => e && (/auto|scroll|hidden/.test(getComputedStyle(e).overflowX)
+            || scrolls(e.parentElement));
+        const sticks = r => r.width && (r.right > innerWidth + 1 || r.left < -1);
+        const out = [...document.querySelectorAll('body *')]
+            .filter(e => sticks(e.getBoundingClientRect()) && !scrolls(e.parentElement));
+        const wide = document.documentElement.scrollWidth;
+        return [wide > innerWidth ? `${wide} px wide` : null,
+            ...out.map(e => e.outerHTML.slice(0, 150))].filter(x => x)""")

@@ -1,4 +1,4 @@
-"""The page in a file: that it needs nothing else, that nothing of the data runs in it, and, in Chromium, that it can be used."""
+"""The page in a file: self-contained, runs nothing of the data, and usable in Chromium."""
 
 import json
 import re

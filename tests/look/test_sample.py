@@ -1,4 +1,4 @@
-"""The sample of a memory: its facts against the memory's own, its size, and that taking it changes nothing."""
+"""The sample of a memory: its facts are the memory's, its size, and taking it changes nothing."""
 
 import json
 

@@ -1,4 +1,6 @@
-"""Files of a memory with one wrong bit or reference: mended, or named, and never a loop or rows that are gone without a word."""
+"""Files of a memory with one wrong bit or reference are mended or named.
+
+There is never a loop, and rows are never gone without a word."""
 
 import numpy as np, pytest
 from gymnasium import spaces
@@ -112,7 +114,7 @@ def test_more_wrong_bits_are_named(tmp_path):
 
 @pytest.mark.parametrize('counter', [0, 1])
 def test_a_count_that_was_never_allowed_is_named_after_a_kill(counter, tmp_path):
-    "A writer that was killed leaves no checksum; rows that are reserved or counted can't be more than were allowed"
+    "A killed writer leaves no checksum; reserved or counted rows can't exceed what was allowed"
     file = counted(tmp_path)
 
     def change(a):
@@ -144,7 +146,8 @@ def test_a_page_of_damaged_links_is_no_page_of_other_rows(noise, tmp_path):
 
 @pytest.mark.xfail(
     strict=True,
-    reason='issue 46, C: a reader does not check links; a writer does. It is mended where loaded states are validated once',
+    reason='issue 46, C: a reader does not check links; a writer does. '
+    'It is mended where loaded states are validated once',
 )
 def test_a_reader_takes_no_goals_along_damaged_links(tmp_path):
     def obs(t):

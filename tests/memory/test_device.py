@@ -1,4 +1,4 @@
-"""Memories on a device, by tensors on the CPU: the code that a GPU runs. What comes out is what memories in main memory give."""
+"""Memories on a device, by tensors on the CPU: a GPU's code gives what main memory gives."""
 
 import threading
 
@@ -26,7 +26,7 @@ from test_frames import REPLAYS, SPACES, Small, steps, stream
 )
 @pytest.mark.parametrize('kind', REPLAYS)
 def test_replays_give_the_same_batches(kind, make):
-    "From a stream, with errors that come back as tensors; a copy that was saved in the middle goes on alike"
+    "From a stream, with errors that return as tensors; a copy saved midway continues alike"
     with REPLAYS[kind](steps(), store=Rows()) as a, REPLAYS[kind](steps(), store=make()) as b:
         n = 0
         for x, y in zip(a, b):
@@ -61,7 +61,7 @@ def test_large_blocks_and_frames_that_never_repeat(store, monkeypatch):
 )
 @pytest.mark.parametrize('at', range(4))
 def test_a_copy_that_fails_leaves_a_whole_memory(make, at, monkeypatch):
-    "The block was added or it was not; where it was, what is still to be sent is sent by the next call"
+    "The block was added or it was not; if so, the next call sends what is still to be sent"
     rows = stream(*SPACES['stack'], bytes(range(90)), 1, False)
     line = Timeline(30, make())
     line.add(Steps(rows[:40]))
@@ -91,7 +91,8 @@ def test_a_device_that_is_full_is_told(monkeypatch):
     row = Steps(stream(*SPACES['stack'], b'\0', 1, False))
     with pytest.raises(
         NoRoom,
-        match=r'Timeline: no memory for max_sz=1_000_000 rows of 128 bytes; got cpu with 1.0 MiB; expected 122 MiB. Remedy: max_sz=6_553, or smaller rows',
+        match=r'Timeline: no memory for max_sz=1_000_000 rows of 128 bytes; got cpu with 1.0 MiB; '
+        r'expected 122 MiB. Remedy: max_sz=6_553, or smaller rows',
     ):
         Timeline(1_000_000, Rows(device='cpu')).add(row)
     line = Timeline(5000, Rows(device='cpu'))

@@ -1,4 +1,6 @@
-"""Memories on disk: paths, one writer, damaged directories, readers beside writers, kills, interrupts, power cuts, and a plain memory beside it."""
+"""Memories on disk, beside a plain memory.
+
+Paths, one writer, damaged directories, readers beside writers, kills, interrupts, power cuts."""
 
 import copy
 import errno
@@ -689,7 +691,7 @@ def interrupted(call, seconds):
 
 @pytest.mark.parametrize('kind', ['prioritized', 'sequences', 'compressed'])
 def test_an_interrupted_call_has_happened_or_not(kind, tmp_path):
-    "At random moments: the block is there or not; this object and the next one that opens the directory agree"
+    "At random moments: the block is there or not; this object and the next to open it agree"
     rng, stream, stamps, came = random.Random(0), stream_of(kind), [1] * 30, 0
     replay = opened(kind, tmp_path, 20, spare=30)
     replay.add(block(0, 30, stream=stream))
@@ -824,7 +826,7 @@ def test_a_moved_directory_loads_its_checkpoints(tmp_path):
 
 
 class Saves:
-    "Checkpoints of a memory on disk and of a plain one, as long as the directory can go back to them"
+    "Checkpoints of a memory on disk and a plain one, while the directory can go back to them"
 
     def __init__(self, spare):
         self.spare, self.saves = spare, []
@@ -861,7 +863,9 @@ def operations(*names):
     spare=st.sampled_from([0, 1, 40]),
 )
 def test_a_directory_is_a_memory_in_main_memory(kind, ops, program, max_sz, spare, tmp_path):
-    "Rows, links and windows agree after whatever is done; environments have large numbers, blocks more rows than the ring"
+    """Rows, links and windows agree after any operations.
+
+    Environments have large numbers, and blocks more rows than the ring."""
     path = tmp_path / 'm'
     dtype = COLUMNS[kind] if kind != 'n_step' else extend_dtype(COLUMNS['cartpole'], n='i4')
     rows = story(program * (1 + 300 // len(program)), dtype)[0]

@@ -1,4 +1,4 @@
-"""Frames that are kept once: bit for bit what plain rows hold, whatever repeats and whatever does not."""
+"""Frames that are kept once: bit for bit what plain rows hold, whatever repeats."""
 
 import os
 import sys
@@ -70,7 +70,9 @@ def put(field, value):
 
 
 def stream(space, kind, program, seed, repeats, n_envs=3):
-    "Rows of several environments; each byte says which one goes on, and whether its episode ends, or its pictures are drawn over"
+    """Return rows of several environments.
+
+    Each byte says which one steps, and whether its episode ends or its pictures are drawn over."""
     rng, rows, now = np.random.default_rng(seed), np.zeros(len(program), kind), [None] * n_envs
     for row, b in zip(rows, program):
         env, what = b % n_envs, b // n_envs % 8
@@ -121,7 +123,9 @@ SPACES = {'stack': (STACK, KIND), 'dict': (VIEWS, BOTH)}
 def test_what_comes_out_is_what_went_in(
     kind, kw, program, sizes, max_sz, seed, repeats, saves, stack
 ):
-    "Interleaved environments, ends, truncation, wraps, frames that repeat or don't, pictures that are drawn over, checkpoints; from a device to main memory and back"
+    """Interleaved environments, ends, truncation, wraps, checkpoints, frames that repeat or don't.
+
+    Also pictures that are drawn over, and a move from a device to main memory and back."""
     space, dtype = SPACES[kind]
     rows, stores, at = (
         stream(space, dtype, program, seed, repeats),
@@ -233,7 +237,7 @@ def episode(n, env=0, seed=0, start=0):
 
 @pytest.mark.parametrize('compress', [None, 'lz4'])
 def test_memory_is_bounded_however_long_it_goes_on(compress):
-    "A frame goes when the last row that needs it goes, also with an environment that gives a row in a hundred"
+    "A frame goes with the last row that needs it, also for an environment with 1 row in a hundred"
     line, most, newest = Timeline(1000, Frames(1, compress)), [], []
     rows, slow = episode(6000), episode(60, env=1, seed=1)
     for i in range(60):
@@ -370,7 +374,9 @@ def test_a_memory_that_cannot_fit_is_refused_at_its_first_row(monkeypatch):
 
 
 def test_growth_ends_where_the_machine_does(monkeypatch):
-    "A block is added or it is not, and the memory can still be drawn from; that no frame comes again is said once, where rows are added"
+    """A block is added or it is not, and the memory can still be drawn from.
+
+    A warning where rows are added says once that no frame comes again."""
     rows = episode(8000)
     rows['state'] ^= np.random.default_rng(1).integers(0, 256, rows['state'].shape, np.uint8)
     line = Timeline(100_000, Frames())

@@ -1,4 +1,6 @@
-"""Frames in files: bit for bit what rows in main memory hold. `test_disk.py` has kills, readers and damage of all kinds of memories."""
+"""Frames in files: bit for bit what rows in main memory hold.
+
+`test_disk.py` has kills, readers and damage of all kinds of memories."""
 
 import errno
 import os
@@ -109,7 +111,7 @@ def test_a_directory_of_frames_is_a_memory_of_rows(
 
 @pytest.mark.parametrize('compress', [None, pytest.param('lz4', marks=pytest.mark.slow)])
 def test_frames_that_no_row_needs_leave_the_disk(tmp_path, compress):
-    "A memory of 500 rows has as many files after 5,000 as after 1,500, also when it is opened again and again"
+    "A memory of 500 rows has as many files after 5,000 as after 1,500, also if reopened often"
     rows, counts = episode(5000), []
     for first in range(0, 5000, 1000):
         line = Timeline(500, Middle(1, compress, tmp_path, spare=50))

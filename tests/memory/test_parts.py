@@ -1,4 +1,6 @@
-"""Parts that people write: stores, samplers and views beside the ones that are there; links against a plain model; and settings of memories."""
+"""Stores, samplers and views that people write.
+
+Also links against a plain model, and settings of memories."""
 
 import copy
 import pickle
@@ -28,7 +30,9 @@ REPLAYS = dict(
 
 
 def story(program, dtype=PIXELS, first=1):
-    "Rows of four environments, one for each byte, which goes on, terminates, is truncated, or breaks off; steps count from `first`"
+    """Return rows of four environments, one step for each byte.
+
+    It goes on, terminates, is truncated, or breaks off; steps count from `first`."""
     rows, rng = np.zeros(len(program), dtype), np.random.default_rng(len(program))
     for a in numpy_leaves(rows):
         a[...] = rng.integers(0, 2 if a.dtype == bool else 4, a.shape)
@@ -56,7 +60,7 @@ sizes = st.lists(st.integers(0, 20), max_size=8)
 
 
 class Turned(Store):
-    "Rows with their bytes turned round; it asks its place for an array, and knows nothing else of it"
+    "Rows with their bytes turned round; it only asks its place for an array"
 
     def __init__(self, path=None, *, mode='a', spare=0):
         self.lies(path, mode=mode, spare=spare)
@@ -406,7 +410,9 @@ def walked(after, before, key, offset):
     save=st.booleans(),
 )
 def test_walks_and_windows_follow_a_plain_model(n, program, sizes, max_sz, first, odd, save):
-    "Gaps, steps that stand still or go back, episode numbers that change without an end, n-step rows, wraps, a checkpoint"
+    """Gaps, steps that stand still or go back, episode numbers that change without an end.
+
+    Also n-step rows, wraps, a checkpoint."""
     rows = story(program, extend_dtype(PIXELS, **{} if n is None else dict(n=n)), first)
     for i, b in enumerate(program):
         if odd >> (b & 15) & 1:
@@ -535,7 +541,7 @@ def test_errors_by_position_reach_the_rows_that_were_drawn(kind):
 
 
 def test_a_memory_that_can_never_fill_a_batch_is_an_error():
-    "Eight environments with long episodes, in a memory that has room for a sequence of none of them"
+    "Eight environments with long episodes, in a memory that can't hold a sequence of any of them"
 
     def lives(n):
         rows = np.zeros((n, 8), PIXELS)

@@ -7,7 +7,8 @@ from hypothesis import given, strategies as st
 from fastrl_replay.memory.ranktree import SHELF, RankTree
 from strategies import cases
 
-# odd ones, and those around multiples of what a shelf holds (64), of thin neighbors (48), of a bay (16), of indices for a shelf (21)
+# odd ones, and those around multiples of what a shelf holds (64), of thin neighbors (48), of a bay
+# (16), of indices for a shelf (21)
 SIZES = [1, 2, 3, 15, 16, 17, 21, 42, 47, 48, 49, 63, 64, 65, 84, 128, 129, 336, 999, 1344, 5000]
 capacities = st.sampled_from(SIZES) | st.integers(1, 5000)
 
@@ -110,7 +111,9 @@ def test_story_of_updates_and_removals(capacity, story):
 
 
 def full_shelves(tree):
-    "What lies on shelves that are nearly full. It reads private arrays: only who sees the shelves can make them run out"
+    """Return what lies on nearly full shelves.
+
+    Reads private arrays: only who sees the shelves can make them run out."""
     who, slots, counts = (tree._tree[i] for i in (1, 4, 7))
     full = np.flatnonzero((slots >= 0) & (counts[: len(slots)] >= 48))
     return [who[slots[x] * SHELF :][: counts[x]].copy() for x in full]
@@ -118,7 +121,9 @@ def full_shelves(tree):
 
 @pytest.mark.parametrize('capacity', [65, 336, 1344, 5000])
 def test_story_of_shelves_that_run_out(capacity):
-    "Of every second full shelf one thing stays, of the others too many to be joined; then all that are gone come to one place"
+    """One thing stays of every second full shelf, of the others too many to be joined.
+
+    Then all that are gone come to one place."""
     rng, s, least = np.random.default_rng(1), Sorted(capacity), 1000
     for turn in range(30):
         full = full_shelves(s.tree)
@@ -172,7 +177,9 @@ def test_a_million():
 
 
 def test_older_ones_come_first():
-    "A new priority keeps the age of an index; removing it and adding it again renews the age; in one update, the place counts"
+    """A new priority keeps the age of an index; removing it and adding it again renews the age.
+
+    In one update, the place counts."""
     t = RankTree(9)
     t.update([5, 2, 8], 1.0)
     t.update([0, 5], 1.0)
@@ -191,7 +198,7 @@ def test_older_ones_come_first():
 
 @pytest.mark.parametrize('n', [3, 64, 65, 700])
 def test_the_last_of_duplicates_wins(n):
-    "New ones and old ones, many times in one batch, often through shelves that fill and are divided meanwhile"
+    "New and old ones, repeated in one batch, often through shelves that fill and are divided"
     for seed in range(6):
         rng, s = np.random.default_rng(seed), Sorted(n)
         for _ in range(4):

@@ -1,4 +1,6 @@
-"""Samplers and their random numbers: each distribution that is promised, by chi-square and by a plain dict; and draws that continue to the bit."""
+"""Samplers and their random numbers.
+
+Each promised distribution, by chi-square and a plain dict; draws that continue bit for bit."""
 
 import os
 import subprocess
@@ -20,7 +22,8 @@ from fastrl_replay.steps.errors import ArgumentError, ArgumentTypeError, NotEnou
 from fastrl_replay.testing import script, scripted_steps, through_file
 from strategies import bits, cases
 
-# Seeds are fixed, so each test passes always or never; one fair sampler in 10,000 would miss this on either side.
+# Seeds are fixed, so each test passes always or never.
+# One fair sampler in 10,000 would miss this on either side.
 SURE = 1e-4
 
 
@@ -36,7 +39,9 @@ def draws(s, n, times):
 
 
 def fair(counts, scale=1.0):
-    "Are counts of equally likely things as even as chance has them, neither less nor more? `scale`: variance as a part of a multinomial's"
+    """Return whether counts of equally likely things are as even as chance makes them.
+
+    Neither less nor more even; `scale`: the variance as a part of a multinomial's."""
     counts = np.asarray(counts).ravel()
     mean = counts.sum() / len(counts)
     p = chi2.sf(((counts - mean) ** 2 / mean).sum() / scale, len(counts) - 1)
@@ -45,7 +50,7 @@ def fair(counts, scale=1.0):
 
 # ---- uniform draws ----
 
-# n of N: below and above the half that decides between the two ways to draw without replacement, at it, and at the ends
+# n of N: below, at and above the half that decides how to draw without replacement, and the ends
 SIZES = [
     (1, 2),
     (5, 100),
@@ -89,7 +94,7 @@ def test_batches_are_independent(n, N, replacement):
 @pytest.mark.parametrize('N, groups', [(3 * 2**29, 3), (2**31 - 1, 7)])
 @pytest.mark.parametrize('replacement', [False, True])
 def test_draws_from_huge_memories_are_even(N, groups, replacement):
-    "32 random bits are no multiple of 3·2^29: keys 2, 5, 8, … could come up 3/4 as often as the others"
+    "32 random bits are no multiple of 3·2^29: keys 2, 5, 8, … could come 3/4 as often as others"
     batches = draws(sampler(N, seed=5, replacement=replacement), 64, 1000)
     assert 0 <= batches.min() and batches.max() < N
     assert fair(np.bincount(batches.ravel() % groups, minlength=groups))
@@ -164,7 +169,7 @@ def stream(seed, n=1 << 15, start=0):
 
 @pytest.mark.parametrize('seed', [0, 2**63, int(random_seed(1))])
 def test_bits_are_as_often_one_as_zero(seed):
-    "Each of the 64 bits alone, with the same bit of the next number, and with its neighbor in the same number"
+    "Each of the 64 bits alone, with the next number's same bit, and with its neighbor"
     numbers = stream(seed)
     b = np.unpackbits(numbers.view(np.uint8).reshape(-1, 8), axis=1)
     for x in b, b[1:] ^ b[:-1], b[:, 1:] ^ b[:, :-1]:
@@ -254,7 +259,9 @@ def agree(s, plain):
 
 
 def darts_hit(s, plain, n):
-    "Draw, and check that draw i is the key in whose piece of the line the i-th dart sticks, one in each part if stratified"
+    """Draw, and check that draw i is the key in whose piece of the line the i-th dart sticks.
+
+    If stratified, one dart is in each part."""
     seed, count = np.uint64(s.state_dict()['seed']), s.state_dict()['count']
     keys, p = s.sample(n)
     darts = np.array([int(random_bits(seed, count + i)) >> 11 for i in range(n)]) * 2.0**-53
@@ -292,7 +299,9 @@ ACTS = 'added', 'added', 'update', 'update', 'sample', 'save', 'refused', 'given
     st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 2**32)), min_size=6, max_size=25),
 )
 def test_story_of_priorities(kind, capacity, alpha, eps, stratified, ever, start, story):
-    "Whatever is added, evicted, learned and drawn: as the dict says; a refused update changes nothing, and restored twins continue to the bit"
+    """Whatever is added, evicted, learned and drawn, the sampler agrees with the dict.
+
+    A refused update changes nothing, and restored twins continue to the bit."""
     options = dict(alpha=alpha, eps=eps, stratified=stratified, max_ever=ever)
     alive, end = [make(kind, capacity, seed=7, **options)], start
     plain = Plain(kind, capacity, alpha, eps, ever)

@@ -1,4 +1,6 @@
-"""`SumTree` against numpy and exact sums: no update leaves a trace, no dart finds what is 0, and a refusal changes nothing."""
+"""`SumTree` against numpy and exact sums.
+
+No update leaves a trace, no dart finds what is 0, and a refusal changes nothing."""
 
 import math
 
@@ -74,7 +76,7 @@ def test_story_of_updates(capacity, story):
 
 @pytest.mark.parametrize('n', [1, 8, 9, 65, 600])
 def test_largest_and_smallest_come_and_go(n):
-    "One leaf up and down at a time: also if the largest or smallest shrinks, grows, vanishes, or has an equal"
+    "One leaf up and down: also if the largest or smallest shrinks, grows, vanishes or has an equal"
     rng, t, p = np.random.default_rng(n), SumTree(n, True), np.zeros(n)
     for i in range(500):
         at = int(rng.choice([rng.integers(n), p.argmax(), np.where(p > 0, p, INF).argmin()]))
@@ -190,7 +192,7 @@ def test_shapes_and_dtypes():
 @cases(150)
 @given(capacities, st.integers(0, 2**32), st.sampled_from([0.01, 0.3, 1]))
 def test_story_of_darts_on_whole_numbers(capacity, seed, share):
-    "Sums are exact, so each dart finds what numpy's running sum says: on, just below and between all edges"
+    "Sums are exact, so darts on, just below and between all edges find what numpy's sum says"
     rng = np.random.default_rng(seed)
     p = rng.integers(1, rng.choice([2, 10, 10**6]), capacity) * (rng.random(capacity) < share) * 1.0
     p[rng.integers(capacity)] = 1
@@ -242,7 +244,7 @@ def fair(counts, mean, upper=False):
 @pytest.mark.parametrize('n, N', [(1, 5), (4, 30), (64, 1000)])
 @pytest.mark.parametrize('stratified', [True, False])
 def test_draws_are_in_proportion(n, N, stratified):
-    "Over six orders of magnitude; independent draws scatter as a multinomial's do, stratified ones no more"
+    "Over six orders of magnitude; independent draws vary as a multinomial's, stratified no more"
     rng = np.random.default_rng(n)
     p = 10 ** rng.uniform(-4, 2, N)
     p[::7] = 0

@@ -53,8 +53,11 @@ ENVS = [0, 3, 15, 4000]  # the last one needs more places than there are at firs
 
 
 def story(program, dtype):
-    """What a string of bytes tells: (rows, lives, cuts). A byte is a step of one of four environments, which goes on, terminates, is truncated,
-    or is never heard of again (and another may come with its number); it may also end a block, followed by an empty block, a save or a bad block."""
+    """Return what a string of bytes tells: (rows, lives, cuts).
+
+    A byte is a step of one of four environments, which goes on, terminates, is truncated, or is
+    never heard of again (and another may come with its number). It may also end a block, followed
+    by an empty block, a save or a bad block."""
     n = len(program)
     rows, lives, cuts = numbers(n, dtype, n), np.zeros(n, int), []
     place = [dict(life=None, episode=0, step=0) for _ in ENVS]
@@ -120,8 +123,10 @@ def agrees(line, naive, rows, length, rng):
 @cases(80)
 @given(program=st.binary(max_size=40), max_sz=st.integers(1, 12) | st.just(60))
 def test_timeline_is_a_list_of_dicts(kind, program, max_sz):
-    """Random interleavings, endings, block sizes and capacities: len, keys, valid, take and windows agree with the list after every block;
-    a save and load in between changes nothing, and neither does a refused block"""
+    """Compare len, keys, valid, take and windows with the list after every block.
+
+    Interleavings, endings, block sizes and capacities are random. A save and load in between
+    changes nothing, and neither does a refused block."""
     rows, lives, cuts = story(program, KINDS[kind])
     line, naive, at, rng = Timeline(max_sz), Naive(max_sz), 0, np.random.default_rng(0)
     for cut, empty, save, bad in cuts:
@@ -157,7 +162,7 @@ def test_timeline_is_a_list_of_dicts(kind, program, max_sz):
 
 
 def test_rows_of_any_origin_go_in(tmp_path):
-    "Single steps, empty blocks, rows of numpy's own file, and more rows of the memory than it holds"
+    "Single steps, empty blocks, rows of a numpy file, more rows of the memory than it holds"
     line, steps = Timeline(5), Steps(episode(3))
     assert line.add(steps[:0]).tolist() == []
     assert [line.add(s).tolist() for s in steps] == [[0], [1], [2]]
@@ -191,7 +196,7 @@ NANS = {
 
 @pytest.mark.parametrize('pixels', [1, 3000])
 def test_any_nan_is_refused_and_other_bits_are_taken(pixels):
-    "In any float, in any row, among few floats and many; infinities, and integers whose bits would be a NaN, are none"
+    "In any float and row, among few or many; infinities, and integers with a NaN's bits, are none"
     nested = spaces.Dict(a=Box(-1, 1, (3,), np.float16), p=Box(0, 255, (pixels,), np.uint8))
     dtype = step_dtype(nested, Box(-1, 1, (2,), np.float64), **FLOATS)
     clean = episode(3, dtype)

@@ -1,4 +1,6 @@
-"""Mixtures in shards: of one replay each worker has a part, of the others all rows; keys, weights and errors are right, and a saved one goes on."""
+"""Mixtures in shards: each worker has a part of one replay and all rows of the others.
+
+Keys, weights and errors are right, and a saved mixture continues."""
 
 import os, signal
 from itertools import islice
@@ -188,7 +190,7 @@ def test_a_shard_that_is_killed_begins_anew_with_the_demonstrations(engine):
 
 
 def test_keys_are_known_for_each_replay():
-    "One that the demonstrations never gave out is refused, also where the other replay has given out later ones"
+    "Refuse a key that the demonstrations never gave out, even if the other replay has later ones"
     with mixed() as pipe:
         for batch in islice(pipe, 90):
             pass

@@ -1,4 +1,4 @@
-"""Worker processes: the same stream as without them, weights that arrive, crashes that are reported, and no process left."""
+"""Worker processes: the same stream as without, new weights, reported crashes, none left over."""
 
 import os, random, signal, subprocess, sys, time
 from functools import partial
@@ -72,7 +72,7 @@ def test_one_worker_gives_the_very_stream():
 
 
 def test_workers_act_by_the_table_that_is_learned():
-    "was: a table was an array, which workers got once: they acted by the zeros of the beginning for ever"
+    "was: a table was an array that workers got once, so they always acted by its initial zeros"
     table = QTable(gym.spaces.Discrete(16), gym.spaces.Discrete(4))
     pipe = GymStepper(['FrozenLake-v1'] * 2, EpsGreedy(table, 0.0), seed=0).parallel(
         2, chunk=1, **FORK
@@ -129,7 +129,9 @@ def test_environments_without_a_seed_differ():
 )
 @cases(12)
 def test_chunks_come_in_turn(workers, ahead, chunk, lengths):
-    "Whatever the numbers, episodes of one step and truncations: each environment's rows in order, chunks in turn, ages within the bound"
+    """Rows of each environment in order, chunks in turn, and ages within the bound.
+
+    Whatever the numbers, also with episodes of one step and truncations."""
 
     def chain():
         return GymStepper(partial(scripted, *lengths), zeros)
@@ -240,7 +242,7 @@ def test_a_learner_is_followed():
 
 
 def test_training_can_be_repeated_and_resumed():
-    "Two workers, prioritized replay, a learner: the same losses to the last bit, also from a checkpoint"
+    "Two workers, prioritized replay, a learner: equal losses bit for bit, also from a checkpoint"
 
     def chain():
         torch.manual_seed(0)
@@ -396,7 +398,7 @@ def test_a_death_is_named(how, said):
 
 @pytest.mark.parametrize('how', [fails, killed])
 def test_a_worker_is_restarted_as_often_as_it_may_be(how):
-    "The other environment goes on; the new one has the old number and begins with its first episode"
+    "The other environment continues; the new one keeps its number and begins with episode 1"
     pipe = GymStepper(partial(Fragile, how), zeros).parallel(2, chunk=2, restarts=2, **FORK)
     found = {0: [], 1: []}
     with pytest.warns(RuntimeWarning, match='worker 1 of 2 failed, restart [12] of 2'):
@@ -461,7 +463,8 @@ def test_what_fails_at_the_start():
         next(iter(GymStepper(nowhere).parallel(2, **FORK)))
     with pytest.raises(
         TypeError,
-        match="the chain above it can't be sent to workers; got TypeError.*Remedy: give the stepper an id",
+        match="the chain above it can't be sent to workers; got TypeError"
+        ".*Remedy: give the stepper an id",
     ):
         next(iter(GymStepper(short, lambda s, c=(i for i in 'ab'): [0]).parallel(2, **FORK)))
     with pytest.raises(WorkerError, match='RuntimeError: stays here'):
@@ -579,7 +582,9 @@ def start(tmp_path, **kw):
 
 @in_proc
 def test_ctrl_c(tmp_path):
-    "SIGINT for the whole group, as a terminal sends it: one KeyboardInterrupt, and all processes are gone, although an environment sleeps"
+    """SIGINT for the whole group, as a terminal sends it, gives one KeyboardInterrupt.
+
+    All processes are gone, although an environment sleeps."""
     p, pids = start(tmp_path, sleep='time.sleep(60)')
     time.sleep(0.5)
     os.killpg(p.pid, signal.SIGINT)

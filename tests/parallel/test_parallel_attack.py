@@ -1,4 +1,4 @@
-"""Workers under attack: Ctrl-C at any moment, passes that break off at any item, and processes that are killed or stopped."""
+"""Workers under attack: Ctrl-C anywhere, passes left at any item, processes killed or stopped."""
 
 import os, random, signal, threading, time, warnings
 from itertools import islice
@@ -99,7 +99,7 @@ FIRST = [(0, 1, 1), (0, 1, 2), (1, 1, 1), (1, 1, 2), (0, 1, 3), (0, 2, 1), (1, 1
 
 
 def test_interrupted_while_saving():
-    "The answer that is no longer waited for is not taken for the next chunk, nor for the next state"
+    "An answer no longer waited for is not taken for the next chunk, nor for the next state"
     pipe = GymStepper(slowly, zeros).parallel(2, chunk=2, **FORK)
     seen = steps(islice(pipe, 3))
     interrupted(pipe.state_dict, 0.1)
@@ -116,7 +116,7 @@ def test_interrupted_while_saving():
 
 
 class Counts(gym.Env):
-    "Shows how many steps were made, in an observation that is larger than a pipe; the reward is its process"
+    "Show the number of steps in an observation larger than a pipe; the reward is its process"
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (500_000,))
     action_space = gym.spaces.Discrete(2)
@@ -256,7 +256,10 @@ def test_workers_that_are_stopped_are_named_where_they_are_waited_for():
         os.kill(pid, signal.SIGSTOP)
     timer = threading.Timer(2.5, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids.values()])
     timer.start()
-    says = r'worker [01] of 2 has given no answer for \d+ seconds; got process \d+ is stopped: `kill -CONT'
+    says = (
+        r'worker [01] of 2 has given no answer for \d+ seconds; '
+        r'got process \d+ is stopped: `kill -CONT'
+    )
     with pytest.warns(RuntimeWarning, match=says):
         counted(pipe, 20, seen)
     timer.join()

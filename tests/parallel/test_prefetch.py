@@ -1,4 +1,4 @@
-"""Drawing in a thread: the same batches whatever its speed, nothing lost, nothing written where it doesn't belong, nothing that hangs."""
+"""Drawing in a thread: the same batches at any speed; nothing is lost, misplaced, or hangs."""
 
 import gc, multiprocessing, queue, random, signal, subprocess, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
@@ -130,7 +130,7 @@ def busy():
 
 
 def test_threads_that_add_draw_and_answer(busy):
-    "One thread adds and draws, the other answers: each priority is that of its row, and the sum is exact"
+    "One thread adds and draws, the other answers: each row has its priority; the sum is exact"
     n, drawn, answers = 300, queue.Queue(), set()
     replay = PrioritizedReplay(bs=16, max_sz=64, alpha=1, eps=0, initial='reward', seed=0)
 
@@ -213,7 +213,7 @@ def test_a_finite_source_gives_all(ahead, n):
     st.lists(st.integers(0, 6), max_size=4), st.integers(1, 4), st.sampled_from([None, 0.7, 1.5])
 )
 def test_broken_passes_lose_nothing(breaks, ahead, ratio):
-    "What one pass leaves, the next one gives; batches come out in the order in which they were drawn"
+    "What one pass leaves, the next one gives; batches come in the order in which they were drawn"
 
     class Noted(ExperienceReplay):
         def sample(self, bs=None):
@@ -272,7 +272,7 @@ def test_batches_are_brought_to_a_device(kind, device):
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('k', [0, 4, 9])
 def test_a_restored_chain_goes_on(kind, k):
-    "With answers, and draws in flight when it is saved; k=9: the source has ended, batches are left"
+    "With answers, and draws in flight at saving; k=9: the source has ended, batches are left"
 
     def make(seed=0):
         return uneven(KINDS[kind](blocks(12, 4), seed=seed, warmup=4)).prefetch(3)
@@ -290,7 +290,9 @@ def test_a_restored_chain_goes_on(kind, k):
 
 @pytest.mark.parametrize('left', [1, 9, 17])
 def test_a_pass_that_was_left_is_over_in_a_restored_chain_too(left):
-    "Also where the source had ended, and only what was drawn was left: the next pass has begun, and has not asked yet"
+    """Also if the source had ended and only drawn batches were left.
+
+    The next pass has begun, and has not asked yet."""
     a, b = (_Echo(KINDS['proportional'](blocks(10)).prefetch(3)) for _ in 'ab')
     for _ in islice(a, left):
         pass
@@ -307,7 +309,7 @@ def test_a_pass_that_was_left_is_over_in_a_restored_chain_too(left):
 
 
 def test_the_thread_ends_with_the_stage():
-    "One thread a stage, none before the first draw, none after it is collected; a replay that is kept doesn't hold it"
+    "One thread per stage, from the first draw until it is collected, even if its replay is kept"
     gc.collect()
     before = threads()
     replay = KINDS['uniform'](blocks(20))

@@ -1,4 +1,6 @@
-"""Several learners: equal to one with whole batches, weights of one memory, one log, checkpoints of all, ranks that go."""
+"""Several learners, equal to one with whole batches.
+
+Weights of one memory, one log, checkpoints of all, ranks that go."""
 
 import json, os, re, signal, socket, subprocess, sys, time
 from pathlib import Path
@@ -82,7 +84,7 @@ def torchrun(*args, restarts=0):
 
 @pytest.mark.parametrize('kind', ['dqn', 'sac', 'td3'])
 def test_two_halves_are_one_whole(kind):
-    "Number for number: networks, losses, norms, with weights and with a limit of the norm that counts"
+    "Networks, losses and norms are equal, with weights and with a limit of the norm that counts"
     for said in work(2, 'equal', kind):
         assert said['off'] < 1e-6 and said['records'] < 1e-5 and said['moved'] > 1e-3, said
 
@@ -117,7 +119,7 @@ def test_weights_are_those_of_one_memory(norm):
 
 
 def test_rounds_end_together():
-    "Rows of n steps come at other times in each rank: all have equally many rows and updates, and one journal"
+    "Ranks have n-step rows at different times, but equal rows and updates, and one journal"
     (found,) = work(2, 'rounds', 0, 1001)
     a, b = found['said']
     for k in 'n', 'inserted', 'steps', 'returns', 'net':
@@ -295,7 +297,9 @@ def rank_processes(out):
 @pytest.mark.skipif(not Path('/proc/self').exists(), reason='processes are found in /proc')
 @pytest.mark.parametrize('restarts', [0, 1])
 def test_a_rank_that_is_killed(whole, tmp_path, restarts):
-    "The other one says which, nothing is left over, and it goes on from the last checkpoint, begun again by hand or by the launcher"
+    """The other rank names it, and nothing is left over.
+
+    The run goes on from the last checkpoint, begun again by hand or by the launcher."""
     out = tmp_path / 'killed'
     p = torchrun(*RUN, '--out', out, restarts=restarts)
     until(lambda: any(m['env_steps'] >= 1_500 for m in metrics(out)))
@@ -362,7 +366,9 @@ def test_one_that_fails_at_once_is_named_by_the_other(tmp_path):
 
 @pytest.mark.parametrize('place', ['memory', 'disk'])
 def test_rows_stay_with_their_rank(tmp_path, place):
-    "As many ranks go on batch for batch; with more or fewer it is said how many there were, and on disk the rows are found without a checkpoint"
+    """As many ranks continue batch for batch.
+
+    With more or fewer, an error says how many there were; on disk the rows need no checkpoint."""
 
     def ranks(n, do):
         return sorted(work(n, 'resumed', tmp_path, place, do), key=lambda said: said['rank'])

@@ -1,4 +1,4 @@
-"""Workers as actors of Ray: the tests of shards once more, and what is lost with an actor or a machine."""
+"""Workers as Ray actors: the tests of shards again, and what is lost with an actor or machine."""
 
 import faulthandler, multiprocessing, os, signal, subprocess, sys, threading, time
 from itertools import islice
@@ -117,7 +117,7 @@ def test_actors_of_shards_and_a_kill(cluster):
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:Parallel')
 def test_a_machine_is_lost(cluster):
-    "The learner goes on with the other shard; the lost one lives again, as soon as a machine has room for it"
+    "The learner continues with the other shard; the lost one restarts once a machine has room"
     cluster, nodes = cluster
     until = time.monotonic() + 400  # no hang
     with shards(ordered=False, engine=RayEngine(num_cpus=3)) as pipe:  # one for each machine
@@ -149,7 +149,9 @@ def test_no_room_is_said(cluster):
 
 
 class OneThread:
-    "What the engine asks of Ray, with actors that answer when they are looked at, in this process; one that is killed raises"
+    """What the engine needs of Ray, in this process: actors that answer when they are looked at.
+
+    One that is killed raises."""
 
     class exceptions:
         pass
@@ -293,7 +295,10 @@ def test_a_fork_of_a_program_with_ray_says_so(monkeypatch):
 @pytest.mark.slow
 def test_a_real_cluster_that_is_gone():
     "In a process of its own, which ends by itself"
-    program = "from fastrl_replay.all import *\nnext(iter(GymStepper('CartPole-v1').parallel(1, engine=RayEngine(patience=3))))"
+    program = (
+        "from fastrl_replay.all import *\n"
+        "next(iter(GymStepper('CartPole-v1').parallel(1, engine=RayEngine(patience=3))))"
+    )
     ran = subprocess.run(
         [sys.executable, '-c', program],
         env={**os.environ, 'RAY_ADDRESS': '127.0.0.1:1'},

@@ -1,4 +1,4 @@
-"""A memory as a service: programs that come, go and are killed, beside plain models of what must be there."""
+"""A memory as a service: programs that come, go and are killed, beside plain models of it."""
 
 import asyncio, faulthandler, os, pickle, signal, subprocess, sys, time
 from concurrent.futures import Future
@@ -113,7 +113,7 @@ def by_key(memory, bs=64, draws=40):
 
 
 def test_rows_that_come_out_are_those_that_went_in():
-    "Beside a plain dict of key → row, with three collectors whose environments have the same numbers"
+    "Beside a plain dict of key → row, with three collectors whose environments have equal numbers"
     coordinator, _ = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=500, seed=0))
     model, envs = {}, {}
     for who in (1, 2, 3):
@@ -241,7 +241,7 @@ def doubles():
     'wrong', [doubles(), block(0, env_id=-1), block(0).rows], ids='dtype id raw'.split()
 )
 def test_wrong_blocks_are_refused(wrong):
-    "By a shard that has rows and by one that has none; both are as they were, and the same call may be repeated"
+    "By a shard with rows and by one without; both stay as they were, and the call may be repeated"
     coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=100, seed=0))
     a, b = Local(coordinator), Local(coordinator)
     a.add(block(0))
@@ -256,7 +256,7 @@ def test_wrong_blocks_are_refused(wrong):
 
 @pytest.mark.parametrize('when', ['before', 'after'])
 def test_a_call_that_is_repeated_adds_nothing_twice(tmp_path, when):
-    "The shard is killed before it has added the rows, or after; Ray asks again; other rows may come in between"
+    "The shard is killed before or after it adds the rows; Ray asks again, with others in between"
     replay = ExperienceReplay(None, bs=4, max_sz=100, seed=0, store=Rows(tmp_path / 'm'))
     data = cloudpickle.dumps(replay)
     shard = Shard(data, 0, 1, False)
@@ -277,7 +277,9 @@ def test_a_call_that_is_repeated_adds_nothing_twice(tmp_path, when):
 
 
 def test_a_call_that_its_client_has_given_up():
-    "A client got no reply to its second call, and made a third: the second, repeated after it, adds nothing any more"
+    """A client got no reply to its second call, and made a third.
+
+    The second, repeated after it, adds nothing any more."""
     shard = Shard(cloudpickle.dumps(ExperienceReplay(None, bs=4, max_sz=100, seed=0)), 0, 1, False)
     for call in 1, 2, 3, 2:
         shard.call('add', 5, call, 0, pickle.dumps(block(4 * call)))
@@ -285,7 +287,9 @@ def test_a_call_that_its_client_has_given_up():
 
 
 def test_lost_rows_are_told():
-    "A shard without a path begins anew: each program is told once; keys of before are stale, and never given out again"
+    """A shard without a path begins empty, and each program is told once.
+
+    Old keys are stale, and never given out again."""
     coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=100, seed=0))
     a, b = Local(coordinator), Local(coordinator)
     old = a.add(block(0))
@@ -343,7 +347,9 @@ def test_a_coordinator_that_is_killed_knows_it_again():
 
 
 def test_the_ratio_is_exact_while_many_wait():
-    "Eight collectors and four learners at once, in random order: neither side is ahead by more than it may, and what is under way"
+    """Eight collectors and four learners at once, in random order.
+
+    Neither side is ahead by more than it may be, plus what is under way."""
     coordinator, parts = coordinator_of(
         ExperienceReplay(None, bs=4, max_sz=1000, ratio=0.5, warmup=8, seed=0), ahead=24
     )
@@ -390,14 +396,16 @@ def test_limits_are_told_on_both_sides():
     a = Local(coordinator)
     with pytest.raises(
         NotEnoughRows,
-        match=r'0 rows can be drawn.*expected 4 rows, and 6 rows of warm-up.*Remedy: see that a collector',
+        match=r'0 rows can be drawn.*expected 4 rows, and 6 rows of warm-up'
+        r'.*Remedy: see that a collector',
     ):
         a.sample()
     for first in range(0, 12, 4):
         a.add(block(first))
     with pytest.raises(
         NotEnoughDraws,
-        match=r'too few batches were drawn within 0.05 seconds for 4 more rows; got 6 rows, 0 batches, a ratio of 0.25.*ahead=8.*Remedy: see that a learner',
+        match=r'too few batches were drawn within 0.05 seconds for 4 more rows; '
+        r'got 6 rows, 0 batches, a ratio of 0.25.*ahead=8.*Remedy: see that a learner',
     ):
         a.add(block(12))
     assert len(a) == 12
@@ -430,6 +438,26 @@ def test_steps_of_a_loop():
     step(4)
     rows = parts[0].made.replay.memory[:].rows[['reward', 'episode_n', 'step_n']].tolist()
     assert rows == [(0, 1, 1), (1, 1, 2), (2, 1, 3), (3, 1, 4), (4, 2, 1)]
+
+
+def test_the_reset_after_a_refused_end_is_left_out():
+    "The row that only resets does not become a step"
+    coordinator, parts = coordinator_of(ExperienceReplay(None, bs=4, max_sz=100, seed=0), n=1)
+    a = Local(coordinator)
+
+    def step(i, reward, end=False):
+        state, after = np.float32([[i, 0]]), np.float32([[i + 1, 0]])
+        end = np.array([end])
+        a.add_step(state, [1], np.array([reward]), after, end, autoreset_mode='next_step')
+
+    step(0, 1.0)
+    with pytest.raises(BlockError):
+        step(1, np.nan, True)
+    step(2, 0.0)  # from the last state of the episode to the first one of the next
+    step(3, 1.0)
+    rows = parts[0].made.replay.memory[:].rows
+    assert rows['state'][:, 0].tolist() == [0, 3]
+    assert rows[['episode_n', 'step_n']].tolist() == [(1, 1), (2, 1)]
 
 
 def test_a_log_that_is_damaged_is_refused(tmp_path):
@@ -521,7 +549,9 @@ kind, address, who, total = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.
 memory = connect('pong', limit=60. if kind == 'collect' else 25., address=address)
 print('begun', flush=True)
 if kind == 'collect':
-    for first in range(0, total, 4): print(json.dumps([who, first, memory.add(block(first, who)).tolist()]), flush=True)
+    for first in range(0, total, 4):
+        keys = memory.add(block(first, who)).tolist()
+        print(json.dumps([who, first, keys]), flush=True)
 else:
     try:
         for batch in memory:
@@ -568,7 +598,7 @@ class Program:
 
 @pytest.mark.slow
 def test_programs_that_are_killed_and_begun_again(served, cluster, tmp_path):
-    "Nothing that was acknowledged is lost, no row is there twice, the ratio is exact but for what was in flight"
+    "No acknowledged row is lost or twice there; the ratio is exact but for what was in flight"
     ratio, shards = 1 / 4, 2
     served(
         PrioritizedReplay(None, bs=8, max_sz=10_000, ratio=ratio, warmup=16, seed=0),
@@ -609,7 +639,7 @@ def test_programs_that_are_killed_and_begun_again(served, cluster, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('path', [True, False])
 def test_an_actor_is_killed(served, tmp_path, path):
-    "With a path all rows are there again; without one, that is told. The coordinator may be killed, too"
+    "With a path all rows are back; without one, that is told. The coordinator may be killed, too"
     store = Rows(tmp_path / 'm') if path else None
     replay = PrioritizedReplay(None, bs=4, max_sz=1000, seed=0, store=store)
     memory, other = served(replay, 'pong', shards=2), connect('pong')
@@ -638,7 +668,7 @@ def test_an_actor_is_killed(served, tmp_path, path):
 
 @pytest.mark.slow
 def test_it_outlives_its_program_and_leaves_nothing(served, cluster, tmp_path):
-    "Served by a program that has ended; stopped by name: no actor, no process is left, and it can be served anew"
+    "It outlives its program; stopped by name, it leaves no process, and can be served again"
     replay = f'ExperienceReplay(None, bs=4, max_sz=100, store=Rows({str(tmp_path / "m")!r}))'
     engine = f'RayEngine(num_cpus=.5, address={cluster.address!r})'
     program = f"from fastrl_replay.all import *\n{replay}.serve('pong', shards=2, engine={engine})"

@@ -1,4 +1,6 @@
-"""A served memory on a cluster whose nodes are lost, or pre-empted: with a path nothing is lost, without one that is told."""
+"""A served memory on a cluster whose nodes are lost or preempted.
+
+With a path nothing is lost; without one, that is told."""
 
 import faulthandler, time, warnings
 
@@ -34,7 +36,9 @@ def served(path, **kw):
 
 @pytest.mark.parametrize('path, preempted', [(True, True), (False, False)])
 def test_a_node_under_a_service(nodes, tmp_path, path, preempted):
-    "Its shard begins on another node: with all rows if they lie in files that this one sees, else without them, which is told"
+    """Its shard begins on another node.
+
+    It has all rows if they are in files that this node sees; otherwise the loss is told."""
     memory = served(tmp_path / 'm' if path else None)
     other = connect('pong')
     for first in range(0, 40, 4):

@@ -1,4 +1,4 @@
-"""Keys of a replay in workers are given out once by the process that learns, whatever is closed or loaded."""
+"""The learning process gives out each key of a replay in workers once, even after close or load."""
 
 from itertools import islice
 

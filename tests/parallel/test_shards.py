@@ -1,4 +1,4 @@
-"""Shards: batches from workers answer with errors as those of a local replay do, and their weights are right."""
+"""Shards: workers' batches take errors as a local replay's do, and their weights are right."""
 
 import json, math, os, re, shutil, signal, subprocess, sys, time
 from itertools import islice
@@ -57,7 +57,7 @@ def sharded(n=2, chunk=1, bs=4, max_sz=40, looks=True, kind='prioritized', env=s
 
 
 def test_errors_reach_the_rows_that_they_are_for():
-    "Each row's error is its key and its shard: all that was told is found with the rows, and with no others"
+    "Each row's error is its key and shard; told errors are with these rows, and no others"
     pipe, told = sharded(chunk=2), {}
     for i, (batch, p) in enumerate(islice(pipe, 24)):
         shard = int(batch.index[0]) % 2
@@ -73,7 +73,7 @@ def test_errors_reach_the_rows_that_they_are_for():
 
 @pytest.mark.parametrize('kind', ['prioritized', 'sequences'])
 def test_as_a_local_replay(kind):
-    "One worker gives the batches of a replay here that is told the same, each of it after one more batch"
+    "One worker gives the batches of a local replay that is told the same, one batch later"
 
     def errors(batch):
         shape = batch.train.shape if kind == 'sequences' else len(batch)
@@ -162,7 +162,7 @@ def test_feedback_never_waits():
 
 @pytest.mark.slow
 def test_learners_and_prefetch_follow():
-    "A DQN after two shards, whose batches are brought ahead: the same losses each time, also from a checkpoint"
+    "A DQN after two shards with prefetch: the same losses each time, also from a checkpoint"
 
     def chain():
         torch.manual_seed(0)
@@ -203,7 +203,9 @@ def test_restored_shards_go_on():
 
 @pytest.mark.parametrize('ratio, ordered, envs', [(0.5, True, 2), (0.2, False, 3)])
 def test_ratio_over_all_shards(ratio, ordered, envs):
-    "Batches handed on are ratio times the rows beyond the warm-up, less at most a block's batches and a chunk of each shard"
+    """Batches number ratio times the rows beyond the warm-up.
+
+    At most a block's batches and a chunk of each shard are missing."""
     steps = GymStepper([short] * envs, lambda s: [0] * len(s), seed=0)
     replay = steps.prioritized_replay(bs=4, max_sz=40, ratio=ratio, warmup=10, seed=0)
     bound = 3 * (ratio * envs + 2)
@@ -235,7 +237,7 @@ def test_stats_have_a_line_for_each_shard():
 
 
 class Memory(Pipe):
-    "A shard whose rows are there from the start: shard s has as many as `sizes[s]`, each with its number and an error"
+    "A shard with rows from the start: shard s has `sizes[s]`, each with its number and an error"
 
     draws_batches = True
 
@@ -286,7 +288,9 @@ def drawn(n, sizes=SIZES, errors=ERRORS, ordered=True, **kw):
     [(1.0, 'memory', True), (0.5, 'batch', True), (1.0, 'memory', False)],
 )
 def test_weights_are_those_of_all_rows(beta, weight_norm, ordered):
-    "Each weight is q**-β for the probability q that the row was drawn with, up to one factor; so the weighted mean is that of all rows"
+    """Each weight is q**-β for the probability q that the row is drawn, up to one factor.
+
+    So the weighted mean is that of all rows."""
     batches = drawn(2000, ordered=ordered, beta=beta, weight_norm=weight_norm)
     every = Steps.cat(batches)
     rows, weight = every.reward.long().numpy(), every.weight.double().numpy()
@@ -326,7 +330,7 @@ class Version(nn.Module):
 
 
 def test_weights_reach_actors_of_shards():
-    "Four actors of two shards: other environments each, and weights of a bounded age, counted in batches"
+    "Four actors of two shards: other environments each, weights of a bounded age in batches"
     policy = Version()
     actors = GymStepper('CartPole-v1', policy, seed=0).parallel(2, chunk=1, **FORK)
     replay = actors.experience_replay(bs=4, max_sz=4, seed=0)  # rows of the last blocks
@@ -358,7 +362,7 @@ class Told(Pipe):
 
 
 def test_a_shard_that_is_killed():
-    "It is restarted empty; the other one goes on; what is told of lost rows is stale; keys are never given out twice"
+    "It restarts empty; the other continues; errors of lost rows are stale; keys are never reused"
     steps = GymStepper(short, zeros, seed=0)
     replay = Told(steps.prioritized_replay(bs=4, max_sz=40, seed=0))
     seen, old = {}, []
@@ -385,7 +389,7 @@ def test_a_shard_that_is_killed():
 
 @pytest.mark.parametrize('gone', [False, True])
 def test_shards_on_disk_come_back_with_their_rows(tmp_path, gone):
-    "After a kill, and in another run; where their directory is gone as well, as with a node of Ray, that is told"
+    "After a kill, and in another run; a lost directory, as with a node of Ray, is told"
 
     def chain():
         replay = GymStepper('CartPole-v1', seed=0).prioritized_replay(
@@ -527,7 +531,9 @@ def test_a_stateful_loader_goes_on_with_both_shards(tmp_path):
 
 
 def test_all_workers_of_a_loader_read_a_memory_that_is_there(tmp_path):
-    "With mode='r', also while this process writes it; each draws other rows; one in shards is read by shard"
+    """With mode='r', also while this process writes it.
+
+    Each worker draws other rows; a memory in shards is read by shard."""
 
     def reader(path):
         return ExperienceReplay(None, 4, 100, seed=0, store=Rows(path, mode='r'))
@@ -611,7 +617,9 @@ def test_a_slow_worker_does_not_hold_up_the_others(tmp_path):
 
 @pytest.mark.slow
 def test_kills():
-    "Actors and shards fail at random moments; in a fresh process, as other tests leave threads behind, which can't be forked"
+    """Actors and shards fail at random moments.
+
+    In a fresh process, as other tests leave threads behind, which can't be forked."""
     script = Path(__file__).parents[1] / 'kill_workers.py'
     command = [sys.executable, script, '--kills', '5', '--seed', '1']
     ran = subprocess.run(
@@ -636,7 +644,7 @@ def lines(out):
 
 @pytest.mark.slow
 def test_a_learner_that_stops_finds_its_shards_again(tmp_path):
-    "A run of two shards with an actor each, stopped and resumed: all its lines are those of a run that was left alone"
+    "A run of two shards with an actor each, stopped and resumed, has the lines of a whole run"
     whole = small(tmp_path / 'whole')
     summary = whole.train()
     run = small(tmp_path / 'stopped')

@@ -1,4 +1,6 @@
-"""HindsightReplay: against a naive reference that keeps whole episodes; distributions, checkpoints, disk, frames, priorities, what is refused."""
+"""HindsightReplay, against a naive reference that keeps whole episodes.
+
+Distributions, checkpoints, disk, frames, priorities, what is refused."""
 
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
@@ -30,7 +32,7 @@ def dtype(**kw):
 
 
 class Judge:
-    "Rewards and ends that are different for each pair of goals; the two arguments can't be mistaken for each other"
+    "Rewards and ends that differ for each pair of goals, so swapped arguments are noticed"
 
     def compute_reward(self, achieved, desired, info):
         return 3 * achieved[..., 0] - desired[..., 0]
@@ -47,7 +49,7 @@ def made(**kw):
 
 
 class Episodes:
-    "Environments that give rows, and a list of the keys of each episode; what a row achieves is its key"
+    "Environments that give rows, and the keys of each episode; what a row achieves is its key"
 
     def __init__(self, envs):
         self.n, self.key, self.of_env, self.episode, self.all = envs, 0, {}, {}, {}
@@ -217,7 +219,8 @@ def test_rewards_that_another_wrapper_has_changed():
     env = gym.wrappers.TransformReward(gym.make('fastrl_replay/BitFlip-v0'), lambda r: r / 10)
     with pytest.raises(
         ArgumentError,
-        match='compute_reward gives other rewards than .* got -1; expected -0.1.*wrappers that change rewards',
+        match='compute_reward gives other rewards than .* got -1; expected -0.1'
+        '.*wrappers that change rewards',
     ):
         take(GymStepper(env, seed=0).hindsight_replay(bs=8, max_sz=99, warmup=8), 1)
 
@@ -228,7 +231,7 @@ def near(achieved, desired, info):
 
 
 def drawn_for_long(change, store=None, seed=0):
-    "Draw many batches of rows of which one in twelve is a success, whose rewards something has changed"
+    "Draw many batches of rows, one in twelve a success, whose rewards something has changed"
     rng, n = np.random.default_rng(seed), 2000
     replay = made(bs=16, max_sz=n, reward=near, store=store)
     rows = np.zeros(n, dtype())

@@ -1,4 +1,6 @@
-"""Keys are never given out twice by a memory, whatever is cleared, loaded, closed or rewound; late feedback reaches no other row."""
+"""A memory never gives out a key twice, whatever is cleared, loaded, closed or rewound.
+
+Late feedback reaches no other row."""
 
 from itertools import islice
 from multiprocessing import get_context
@@ -179,6 +181,26 @@ def test_a_new_object_gives_out_no_key_of_a_directory_twice(tmp_path):
     assert len(set(given)) == len(given)
     replay.update_priorities(late[0][late[0] >= 10], np.full((late[0] >= 10).sum(), 99.0))
     assert replay.stale == (late[0] >= 10).sum() > 0
+    replay.close()
+
+
+def test_a_directory_that_went_back_to_nothing_gives_out_no_key_twice(tmp_path):
+    "A state without rows is loaded, and the directory is closed without a row"
+
+    def opened():
+        return PrioritizedReplay(bs=4, max_sz=50, seed=0, store=Rows(tmp_path / 'rows'))
+
+    replay = opened()
+    empty = replay.state_dict()
+    given = replay.add(rows(10)).tolist()
+    late = replay.sample().index
+    replay.load_state_dict(empty)
+    replay.close()
+    replay = opened()
+    given += replay.add(rows(10)).tolist()
+    assert len(set(given)) == 20
+    replay.update_priorities(late, np.full(4, 99.0))
+    assert replay.stale == 4
     replay.close()
 
 
@@ -434,7 +456,7 @@ def test_errors_that_one_replay_of_a_mixture_refuses_change_none():
 
 @pytest.mark.parametrize('norm', ['memory', 'batch'])
 def test_a_mixture_keeps_the_weights_of_a_whole_memory(norm):
-    "With weight_norm='memory' the largest weight that there could be is 1, whether it is drawn or not"
+    "With weight_norm='memory' the largest possible weight is 1, whether it is drawn or not"
     replays = {}
     for name in 'ab':
         replay = PrioritizedReplay(

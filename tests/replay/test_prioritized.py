@@ -1,4 +1,6 @@
-"""PrioritizedReplay: weights, late answers, initial priorities, checkpoints, statistics; a plain dict as the oracle."""
+"""PrioritizedReplay, with a plain dict as the oracle.
+
+Weights, late answers, initial priorities, checkpoints, statistics."""
 
 import json, pickle, warnings
 
@@ -209,7 +211,9 @@ events = st.tuples(st.sampled_from(EVENTS), st.integers(0, 9), st.integers(0, 11
     ),
 )
 def test_it_agrees_with_a_dict(events, settings):
-    "Adding, drawing, late TD errors, refusals, restarts, freezing, in any order: probabilities, weights, counts, rows"
+    """Adding, drawing, late TD errors, refusals, restarts, freezing, in any order.
+
+    Compares probabilities, weights, counts and rows."""
     story = Story(**settings)
     for what, a, b in events:
         getattr(story, what)(a, b)
@@ -235,7 +239,7 @@ def test_a_long_story_agrees_with_a_dict(kind, initial):
 
 
 def test_probabilities_by_hand():
-    "TD errors 4, -9, 0, 1: √ gives 2, 3, 0, 1 of 6; ranks 2, 1, 4, 3 give halves, wholes, quarters, thirds of 25/12"
+    "TD errors 4, -9, 0, 1: √ is 2, 3, 0, 1 of 6; ranks 2, 1, 4, 3 are 1/2, 1, 1/4, 1/3 of 25/12"
     close(filled([4, -9, 0, 1], alpha=0.5).sampler.probabilities(), [2 / 6, 3 / 6, 0, 1 / 6])
     close(
         filled([4, -9, 0, 1], kind='rank').sampler.probabilities(),
@@ -258,7 +262,9 @@ def test_the_defaults_are_those_of_the_paper():
 
 
 def test_weights_by_hand():
-    "TD errors 1, 2 and 4 have 1/7, 2/7 and 4/7; weights are the inverse, over the largest in the memory or the batch"
+    """TD errors 1, 2 and 4 have probabilities 1/7, 2/7 and 4/7.
+
+    Weights are the inverse, over the largest in the memory or the batch."""
     replay = filled([1, 2, 4], beta=1, weight_norm='memory')
     for _ in range(20):
         batch = replay.sample()
@@ -284,7 +290,9 @@ def test_outliers_do_not_move_ranks():
 @pytest.mark.parametrize('stratified', [True, False])
 @pytest.mark.parametrize('kind', KINDS)
 def test_one_row_from_each_part_of_the_mass(kind, stratified):
-    "Equal priorities, 60 rows, batches of 12: five neighbours for each place in the batch; independent draws hit the same part again"
+    """Equal priorities, 60 rows, batches of 12: five neighbors for each place in the batch.
+
+    Independent draws hit the same part again."""
     replay = filled(np.arange(60), bs=12, kind=kind, alpha=0, stratified=stratified)
     every = [len({k // 5 for k in b}) == 12 for b in draws(replay, 200)]
     assert all(every) if stratified else sum(every) < 5
@@ -317,7 +325,9 @@ def test_beta_may_follow_a_schedule():
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('stratified', [False, True])
 def test_rows_come_as_often_as_they_should_while_the_memory_slides(kind, stratified):
-    "TD errors that change with each batch, rows that come and go: draws by size of the error and by age against the sum of probabilities"
+    """TD errors change with each batch, and rows come and go.
+
+    Draws by size of the error and by age match the sum of probabilities."""
     rng, errors = np.random.default_rng(5), np.array([0, 0.01, 0.1, 0.5, 1, 2, 5, 30.0])
     replay = PrioritizedReplay(
         bs=16, max_sz=90, kind=kind, alpha=0.7, eps=0, initial='td', stratified=stratified, seed=7
@@ -431,7 +441,7 @@ def test_refused_td_errors_change_nothing(kind):
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('alpha', [0, 1])
 def test_td_errors_that_are_not_finite_are_refused_at_any_alpha(kind, alpha):
-    "NaN and infinity to the power of 0 are 1, and still no TD errors; from the learner and from the column"
+    "NaN and infinity to the power of 0 are 1, but no TD errors; from learner and column"
     replay = PrioritizedReplay(bs=2, max_sz=4, kind=kind, alpha=alpha, initial='td', seed=0)
     replay.add(surprising([1, 2, 3, 4]))
     state = everything(replay)
@@ -557,7 +567,7 @@ def test_foreign_states_are_refused_and_change_nothing(mine, yours):
     ids=str,
 )
 def test_a_state_of_other_settings_is_refused_or_read_rightly(old, new):
-    "An error that changes nothing, or the chances that the same TD errors have under the new settings"
+    "An error that changes nothing, or the chances of the same TD errors with the new settings"
     a, b = filled([1, 4, 9, 16], **old), filled([5, 5, 5, 5], **new)
     before = everything(b)
     try:
@@ -570,7 +580,9 @@ def test_a_state_of_other_settings_is_refused_or_read_rightly(old, new):
 
 
 def test_a_state_whose_rows_lack_the_column_of_errors():
-    "New rows can't get what no row has: refused with the state, or with the next block, but not silently the largest"
+    """New rows can't get what no row has.
+
+    Refused with the state, or with the next block, but not silently the largest."""
     a, b = (
         filled([1, 2, 3], max_sz=9),
         PrioritizedReplay(bs=3, max_sz=9, alpha=1, eps=0, initial='td', seed=0),

@@ -103,7 +103,7 @@ def test_what_seed_003_asserts_of_a_replay_buffer():
 
 
 def test_the_lessons_of_seed_002():
-    "Filling, wrapping, renewing: 0, 10, 20, 30, 40 steps in a memory of 20, and always the stepper's last 20 rows"
+    "Filling, wrapping, renewing: 0, 10, …, 40 steps in a memory of 20 leave the last 20 rows"
     assert len(seed_002(['CartPole-v1'], 0, bs=1)[1]) == 0
     _, replay = seed_002(['CartPole-v1'], 10, max_sz=20)
     for total in 10, 20, 30, 40:
@@ -134,7 +134,7 @@ def test_what_seeds_001_and_004_ask_for():
 
 
 class Watched:
-    "A source of numbered rows that notes, before each block but the first, how many batches are out"
+    "A source of numbered rows; before each block but the first it notes how many batches are out"
 
     def __init__(self, sizes):
         self.blocks, self.seen, self.replay = in_blocks(*sizes), [], None
@@ -188,7 +188,9 @@ ratios = st.one_of(
     st.lists(st.integers(0, 3), max_size=4),
 )
 def test_the_number_of_batches_is_exact(sizes, ratio, bs, more, warmup, replacement, passes):
-    "After every block: ⌊rows·ratio⌋, or one a block; any sizes, warm-ups, memories, however often iteration is broken off"
+    """⌊rows·ratio⌋ batches after every block, or one a block.
+
+    With any sizes, warm-ups and memories, however often iteration is broken off."""
     kw = dict(bs=bs, max_sz=bs + more, warmup=warmup, replacement=replacement)
     exact = (
         None
@@ -199,7 +201,7 @@ def test_the_number_of_batches_is_exact(sizes, ratio, bs, more, warmup, replacem
     )
     seen, replay = watched(sizes, passes, ratio=ratio, **kw)
     want = expected(sizes, ratio=exact, **kw)
-    # where iteration is broken off, torch's hook closes the source's generator between a block and its note
+    # if iteration is broken off, torch's hook closes the source between a block and its note
     assert replay.batches == want[-1]
     if not passes:
         assert seen == want
@@ -279,7 +281,9 @@ def test_a_filled_replay_without_a_source_draws_indefinitely(kind):
 
 
 def uniform(counts, bs, replacement):
-    "Is a table of counts what a uniform draw gives? Without replacement counts vary less, by (N-bs)/(N-1)"
+    """Return whether a table of counts is what a uniform draw gives.
+
+    Without replacement counts vary less, by (N-bs)/(N-1)."""
     n, mean = len(counts), counts.mean()
     stat = ((counts - mean) ** 2).sum() / mean / (1 if replacement else (n - bs) / (n - 1))
     return 1e-3 < chi2.sf(stat, n - 1) < 1 - 1e-3
@@ -297,7 +301,7 @@ def test_every_row_is_as_likely_as_any_other_at_capacity(bs, inserted, replaceme
 
 
 def test_batches_are_distinct_unless_asked_otherwise():
-    "A batch of the whole memory is a permutation of it; with replacement it may be larger than the memory"
+    "A batch of the whole memory is a permutation of it; with replacement it may be larger"
     replay = filled(20, bs=20)
     orders = {tuple(x) for x in draws(replay, 30)}
     assert all(sorted(o) == list(range(20)) for o in orders) and len(orders) == 30
@@ -320,7 +324,7 @@ def test_seeds_decide_the_draws():
 
 @pytest.mark.parametrize('n', [8, 27])
 def test_batches_carry_the_rows_that_their_index_names(n):
-    "index, weight and every column, with the places that return_idxs gives, before and after wrapping"
+    "index, weight and every column, with the places of return_idxs, before and after wrapping"
     replay = filled(n, bs=4, max_sz=10, return_idxs=True)
     for _ in range(20):
         batch, idxs = replay.sample()
@@ -348,7 +352,7 @@ def test_too_few_rows_are_counted():
 @cases(60)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 12), st.data())
 def test_memory_reads_like_the_list_of_the_last_rows(sizes, max_sz, data):
-    "Indices, slices, masks, arrays of places, iteration, columns; blocks larger than the memory too"
+    "Indices, slices, masks, arrays of places, iteration, columns; also blocks beyond the memory"
     replay, naive = ExperienceReplay(bs=1, max_sz=max_sz), []
     for b in in_blocks(*sizes):
         first = len(naive)
@@ -525,7 +529,7 @@ def test_stats_are_what_a_recount_gives(events, max_sz):
 )
 @pytest.mark.parametrize('k', [0, 1, 9])
 def test_a_restored_pipeline_gives_the_same_batches(kw, k):
-    "Environments, memory, sampler and due batches go through a file, also between the batches of one block"
+    "Environments, memory, sampler and due batches go through a file, also in mid-block"
 
     def make(seed):
         steps = GymStepper(['CartPole-v1'] * 2, seed=3)
@@ -610,9 +614,8 @@ def test_the_repr_shows_the_chain_and_the_fill():
     )
     replay.add(next(iter(GymStepper(['CartPole-v1'] * 8))))
     assert (
-        repr(replay)
-        == "GymStepper(['CartPole-v1']*8, seed=0)\n  .experience_replay(bs=256, max_sz=1000, ratio=0.5)  # 8 of 1000 rows"
-        == str(replay)
+        repr(replay) == "GymStepper(['CartPole-v1']*8, seed=0)\n"
+        "  .experience_replay(bs=256, max_sz=1000, ratio=0.5)  # 8 of 1000 rows" == str(replay)
     )
     assert len(repr(replay.header(3)).splitlines()) == 3
 
@@ -799,7 +802,8 @@ def as_arrays(steps):
 SEQUENCES = dict(bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0)
 
 
-CONTRACT = {  # how to build each stage on a source, or from nothing; every @stage class of the package must be here
+# how to build each stage on a source, or from nothing; every @stage class of the package is here
+CONTRACT = {
     'Map': [lambda source: source.map(numbered_states)],
     'Filter': [lambda source: source.filter(odd_steps)],
     'Header': [lambda source: Header(source, 20)],

@@ -1,4 +1,6 @@
-"""SequenceReplay: against a naive reference of lists and dicts; batches, recurrent states, priorities, checkpoints, what is refused."""
+"""SequenceReplay, against a naive reference of lists and dicts.
+
+Batches, recurrent states, priorities, checkpoints, what is refused."""
 
 import copy, pickle
 
@@ -51,7 +53,8 @@ class Model:
         self.max_sz, self.length, self.burn_in, self.overlap = max_sz, length, burn_in, overlap
         self.eta, self.alpha, self.eps = eta, alpha if prioritized else 0, eps
         self.rows, self.seqs, self.p, self.stale, self.drawn = [], {}, {}, 0, set()
-        self.running = {}  # env: [its keys, where the next sequence starts, where the last one ended]
+        # env: [its keys, where the next sequence starts, where the last one ended]
+        self.running = {}
 
     def oldest(self):
         return max(0, len(self.rows) - self.max_sz)
@@ -108,7 +111,10 @@ class Story:
         self.replay = SequenceReplay(self.queue, seed=0, **self.kw)
 
     def block(self, n):
-        "Rows of several environments in a bunch: '.' a step, 't', 'u' and 'b' the flags, '!' a new episode without an end before it, '1' one of the same number, 'e' another number, '+' a gap"
+        """Rows of several environments in a bunch.
+
+        '.' is a step; 't', 'u' and 'b' are the flags; '!' is a new episode without an end before
+        it, '1' one of the same number, 'e' another number, '+' a gap."""
         rows, keys = np.zeros(n, self.dtype), len(self.model.rows) + np.arange(n)
         for j, a in enumerate(numpy_leaves(rows)):
             number = keys * (j + 3) % (2 if a.dtype == bool else 100)
@@ -179,7 +185,9 @@ class Story:
         return self.rng.choice(numbers, (n, self.kw['length'] - self.kw['burn_in']))
 
     def late(self, i, how):
-        "TD errors of some earlier batch, as a whole, from its trained steps, from a copy or a device; those of stale keys, and behind the end of an episode, may be anything"
+        """TD errors of some earlier batch: whole, of its trained steps, of a copy or on a device.
+
+        Those of stale keys, and behind the end of an episode, may be anything."""
         if not self.held:
             return
         batch, replay = self.held.pop(i % len(self.held))
@@ -289,7 +297,9 @@ events = st.tuples(st.sampled_from(EVENTS), st.integers(0, 9), st.integers(0, 11
 @cases(100)
 @given(st.lists(events, min_size=5, max_size=30), sizes, settings)
 def test_any_story_agrees_with_the_reference(events, sizes, settings):
-    "Adding, drawing, late TD errors, refusals, restarts, freezing: every row and state that is drawn, priorities, weights, counts"
+    """Adding, drawing, late TD errors, refusals, restarts, freezing.
+
+    Compares every row and state that is drawn, priorities, weights, counts."""
     story = Story(sizes, **settings)
     for what, a, b in events:
         getattr(story, what)(a, b)
@@ -298,7 +308,7 @@ def test_any_story_agrees_with_the_reference(events, sizes, settings):
 
 @pytest.mark.parametrize('hidden', [None, 'nested'])
 def test_a_long_story_agrees_with_the_reference(hidden):
-    "Trees of several levels, tables that grow, blocks around the corner and beyond the memory, eight environments"
+    "Deep trees, tables that grow, blocks that wrap or exceed the memory, eight environments"
     story = Story(
         dict(max_sz=300, length=6, burn_in=2, overlap=4),
         hidden=hidden,
@@ -488,7 +498,7 @@ def test_a_mixture_of_other_sequences_is_refused():
 
 @pytest.mark.parametrize('eta', [0, 0.3, 1])
 def test_priorities_are_those_of_the_losses(eta):
-    "mixed_priority of the trained steps with their mask, whatever kind of numbers the TD errors are"
+    "mixed_priority of the trained steps with their mask, for TD errors of any numeric type"
     blocks = [episode(n, env=e) for e, n in enumerate([1, 3, 5, 11, 8, 2, 6])]
     replay = made(
         *blocks, max_sz=300, length=6, burn_in=2, overlap=2, eta=eta, alpha=1, eps=0.1, beta=1

@@ -2,8 +2,8 @@
 
     python tests/soak/properties.py [--minutes 60] [TESTS …]
 
-Each round takes twenty times as many examples as CI, from a new seed. It stops at the first failure, which Hypothesis prints
-together with the example that reproduces it.
+Each round takes twenty times as many examples as CI, from a new seed. It stops at the first
+failure, which Hypothesis prints together with the example that reproduces it.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""Seed faults into copies of the package, one at a time, and run the tests that hold the guarantee that it breaks.
+"""Seed faults into copies of the package, one at a time, and run the tests that must catch them.
 
     python tests/soak/seeded_faults.py [--only WORD] [--list]
 
-`GUARANTEES` names the tests that hold each guarantee of the design, `FAULTS` has at least two faults for each. Every fault must
-be caught: the script ends with status 1 and the names of those that were not. It takes about ten minutes.
+`GUARANTEES` names the tests that hold each guarantee of the design, `FAULTS` has at least two
+faults for each. Every fault must be caught: the script ends with status 1 and the names of those
+that were not. It takes about ten minutes.
 """
 
 import argparse
@@ -22,9 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 GUARANTEES = {
     1: (
-        'True transitions: no row, n-step return, sequence or relabeled goal crosses an episode, and truncation bootstraps',
-        'envs/test_envs.py envs/test_own_steps.py envs/test_loops.py stages/test_nstep.py stages/test_sequence.py '
-        'replay/test_sequences.py replay/test_hindsight.py',
+        'True transitions: no row, n-step return, sequence or relabeled goal crosses an episode, '
+        'and truncation bootstraps',
+        'envs/test_envs.py envs/test_own_steps.py envs/test_loops.py stages/test_nstep.py '
+        'stages/test_sequence.py replay/test_sequences.py replay/test_hindsight.py',
     ),
     2: (
         'Stale keys are detected, and keys are never given out twice',
@@ -37,7 +39,8 @@ GUARANTEES = {
     4: ('An interrupt or exception leaves the memory valid', 'test_interrupts.py'),
     5: (
         'Exact checkpoints between items',
-        'test_pipe.py replay/test_replay.py learning/test_learners.py envs/test_envs.py memory/test_samplers.py',
+        'test_pipe.py replay/test_replay.py learning/test_learners.py envs/test_envs.py '
+        'memory/test_samplers.py',
     ),
     6: (
         'kill -9 loses nothing that was committed to a directory; readers see no torn row',
@@ -57,7 +60,8 @@ GUARANTEES = {
     ),
     10: (
         'The mathematics: priorities, probabilities, weights, losses',
-        'memory/test_sumtree.py memory/test_ranktree.py memory/test_samplers.py replay/test_prioritized.py learning/test_losses.py',
+        'memory/test_sumtree.py memory/test_ranktree.py memory/test_samplers.py '
+        'replay/test_prioritized.py learning/test_losses.py',
     ),
 }
 
@@ -301,7 +305,8 @@ def caught(fault, folder, seconds=300):
     source = path.read_text()
     if source.count(fault.text) != 1:
         raise SystemExit(
-            f'{fault.module}: {source.count(fault.text)} times {fault.text!r}: adapt FAULTS to the module'
+            f'{fault.module}: {source.count(fault.text)} times {fault.text!r}: '
+            'adapt FAULTS to the module'
         )
     if '@njit' in source:  # kernels of other modules may have compiled it into theirs
         for cache in (folder / 'fastrl_replay').rglob('*.nb[ic]'):
@@ -360,7 +365,8 @@ def main():
             start = time.monotonic()
             how = caught(fault, folder)
             print(
-                f'{how or "NOT CAUGHT":10} {time.monotonic() - start:4.0f} s  {fault.guarantee}  {fault.module}: {fault.text[:60]}',
+                f'{how or "NOT CAUGHT":10} {time.monotonic() - start:4.0f} s  '
+                f'{fault.guarantee}  {fault.module}: {fault.text[:60]}',
                 flush=True,
             )
             if not how:

@@ -1,4 +1,6 @@
-"Normalisation: the statistics of Stable-Baselines3 on the same stream; saved, sent to workers, shared with target networks, frozen in evaluations."
+"""Normalization, against the statistics of Stable-Baselines3 on the same stream.
+
+Saved, sent to workers, shared with target networks, frozen in evaluations."""
 
 import copy
 from itertools import islice

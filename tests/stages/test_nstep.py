@@ -1,4 +1,6 @@
-"""`NStep` against a judge that sees the whole stream at once, and at every edge that episodes, environments and blocks have."""
+"""`NStep` against a judge that sees the whole stream at once.
+
+At every edge that episodes, environments and blocks have."""
 
 import math
 
@@ -51,7 +53,9 @@ def one_by_one(steps):
 
 
 def judge(rows, n, gamma, ended=False):
-    "What must come out, in order, of each start that is complete; where the data has ended, of the others after them, as of episodes that broke off"
+    """Return the rows that must come out, in order, of each start that is complete.
+
+    If the data has ended, the other starts follow, as for episodes that broke off."""
     out = []
     for i, start in enumerate(rows):
         window, by, broken = [i], None, False
@@ -90,8 +94,11 @@ ENVS = [0, 3, 15, 4000]
 
 
 def story(program, dtype):
-    """What a string of bytes tells: (rows, cuts). A byte is a step of one of four environments, which goes on, terminates, is truncated, does both,
-    or is never heard of again (and an episode with the same or another number begins); it may also end a block, before an empty one or a save."""
+    """Return what a string of bytes tells: (rows, cuts).
+
+    A byte is a step of one of four environments, which goes on, terminates, is truncated, does
+    both, or is never heard of again (and an episode with the same or another number begins). It
+    may also end a block, before an empty one or a save."""
     rows, cuts, place = numbers(len(program), dtype, len(program)), [], [[1, 0] for _ in ENVS]
     for i, (b, r) in enumerate(zip(program, rows)):
         env, what = place[b & 3], b >> 2 & 7
@@ -113,7 +120,9 @@ def story(program, dtype):
 @cases(60)
 @given(st.binary(max_size=60), st.integers(1, 6) | st.just(100), st.sampled_from([0, 0.25, 0.5, 1]))
 def test_it_does_what_the_judge_says(kind, program, n, gamma):
-    "Every bit of every row, in order, whatever the blocks, and through files at any time; these γ are exact in floating point"
+    """Every bit of each row, in order, in any blocks, through files at any time.
+
+    These γ are exact in floating point."""
     rows, cuts = story(program, KINDS[kind])
     stage, out, at, before = NStep([], n, gamma), [], 0, rows.copy()
     for end, how in [*cuts, (len(rows), 1)]:

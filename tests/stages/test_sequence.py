@@ -1,4 +1,4 @@
-"""SequenceChunker: against lists and loops; how episodes end, blocks of any kind, saving, and what is refused."""
+"""SequenceChunker, against lists and loops; ends of episodes, any blocks, saving, refusals."""
 
 from itertools import islice
 
@@ -24,11 +24,12 @@ DTYPE = step_dtype(
 
 
 def naive(rows, length, overlap, tail, ended=False):
-    "(number of the row that completes it, numbers of its rows) of each sequence, in order; where the data has ended, the last ones of all episodes, too"
-    out, running = (
-        [],
-        {},
-    )  # env_id: [numbers of the episode's rows, where the next sequence starts, where the last one ended]
+    """Return (number of the row that completes it, numbers of its rows) of each sequence, in order.
+
+    If the data has ended, the last ones of all episodes follow."""
+    out = []
+    # env_id: [numbers of the episode's rows, where the next sequence starts, where the last ended]
+    running = {}
 
     def end(env, at):
         episode, start, shown = running.pop(env)
@@ -81,8 +82,10 @@ def agrees(seqs, rows, length, overlap, tail, ended=False):
 
 
 def told(events, seed=0):
-    """Rows from (env, what happens) pairs: '.' a step, 't' and 'u' the flags, 'b' both, '!' a new episode without an end before it,
-    '1' and '0' one with the same or an earlier number, 'e' another number in its middle, '+' a gap"""
+    """Rows from (env, what happens) pairs: '.' is a step, 't' and 'u' are the flags, 'b' is both.
+
+    '!' is a new episode without an end before it, '1' and '0' one with the same or an earlier
+    number, 'e' another number in its middle, '+' a gap."""
     rows, at = scribble(np.zeros(len(events), DTYPE), seed), {}
     for r, (env, what) in zip(rows, events):
         episode, step = at.get(env, (1, 0))
@@ -130,7 +133,9 @@ sizes = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any)
 @cases(240)
 @given(events, sizes, arguments, st.integers(0, 99))
 def test_any_stream_in_any_blocks(events, sizes, arguments, seed):
-    "Irregular environments, episodes of length one, both flags, unannounced ends, gaps: what lists and loops give, bit for bit, in their order"
+    """Irregular environments, episodes of length one, both flags, unannounced ends, gaps.
+
+    Gives what lists and loops give, bit for bit, in their order."""
     rows = told(events, seed=seed)
     chunker, at, seqs, want = SequenceChunker(None, *arguments), 0, [], naive(rows, *arguments)
     for block in split(rows, sizes):
@@ -164,7 +169,9 @@ def test_an_episode_under_way_begins_where_it_is_first_seen():
 
 
 def test_sequences_own_their_memory():
-    "Overlapping ones, and several from one block: writing into one changes no other, nor what waits, nor the block that came"
+    """Overlapping ones, and several from one block: writing into one changes no other.
+
+    It changes neither what waits nor the block that came."""
     block = episodes(9, 5)
     chunker, copy = SequenceChunker(None, 4, 2), block.copy()
     seqs = chunker.chunk(block[:11])
@@ -211,7 +218,7 @@ def test_a_list_read_twice_ends_what_was_pending():
 @cases(100)
 @given(events, sizes, arguments, st.integers(0, 6))
 def test_saved_anywhere_it_goes_on(events, sizes, arguments, k):
-    "In mid-episode, between the sequences of one block, before the first row: through a file, and twice"
+    "In mid-episode, between sequences of one block, before the first row: through a file, twice"
     blocks = split(told([(99 - e if e < 9 else e, w) for e, w in events]), sizes)
     a, b, c = (Items(blocks).chunk_sequences(*arguments) for _ in range(3))
     it = iter(a)

@@ -22,7 +22,9 @@ exec(sys.argv[2])
 
 @pytest.fixture
 def said(tmp_path):
-    "(seconds before a line, what to run) → what a process with the folder's kernels says; nothing is compiled at first"
+    """(seconds before a line, what to run) → what a process with the folder's kernels says.
+
+    Nothing is compiled at first."""
     (tmp_path / 'kernels.py').write_text(KERNELS)
     env = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path / 'cache'), PYTHONPATH=str(ROOT))
 

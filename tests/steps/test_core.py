@@ -1,4 +1,4 @@
-"""`Steps` and row dtypes: any space, any shape of block, any way to pick rows, on the rows and on a block of bytes."""
+"""`Steps` and row dtypes: any space, block shape and way to pick rows, on rows and on bytes."""
 
 import copy, pickle
 
@@ -184,7 +184,7 @@ extras = st.dictionaries(
 @cases(100)
 @given(any_space, plain, extras)
 def test_extended_dtype_begins_with_the_old_row(obs, act, extra):
-    "Old fields stay where they are, new ones come after them, aligned: a row can be copied into its longer self as one piece"
+    "Old fields stay, new ones follow, aligned: a row fits into its longer self as one piece"
     dt = step_dtype(obs, act)
     new = extend_dtype(dt, **extra)
     assert new.names == (*dt.names, *extra)
@@ -203,7 +203,7 @@ def test_extending_by_a_column_that_is_there_names_it():
 @cases(80)
 @given(any_space, any_space, extras)
 def test_dtype_goes_through_a_file_as_plain_data(obs, act, extra):
-    "dtype → plain data → torch.save → torch.load(weights_only) → the same dtype, aligned, at the same offsets"
+    "dtype → plain data → torch.save → torch.load(weights_only) → the same dtype and offsets"
     for dt in step_dtype(obs, act), extend_dtype(step_dtype(obs, act), **extra):
         back = spec_dtype(through_file(dict(spec=dtype_spec(dt)))['spec'])
         assert (
@@ -229,7 +229,7 @@ PICKS = {
 @cases(200)
 @given(any_space, any_space, st.sampled_from(SHAPES), st.sampled_from(list(PICKS)))
 def test_every_column_is_a_view(obs, act, shape, pick):
-    "Each plain field is a tensor with the bits, shape and type of the rows; what is written into it is in the rows"
+    "Each plain field is a tensor with the rows' bits, shape and type; writes to it reach the rows"
     steps = Steps(PICKS[pick](scribble(np.zeros(shape, step_dtype(obs, act)))))
     assert agrees(steps, steps.rows) and steps.shape == steps.rows.shape
     fresh = Steps(scribble(np.zeros(steps.shape, steps.dtype), 1))
@@ -241,7 +241,7 @@ def test_every_column_is_a_view(obs, act, shape, pick):
 @cases(150)
 @given(any_space, any_space, st.sampled_from(SHAPES), st.sampled_from(list(PICKS)))
 def test_bytes_give_the_same_columns_as_rows(obs, act, shape, pick):
-    "A block on another device is a tensor of bytes: column by column it is the block in main memory, and comes back equal"
+    "A block on another device is a tensor of bytes: it has the same columns and comes back equal"
     steps = Steps(PICKS[pick](scribble(np.zeros(shape, step_dtype(obs, act)), 1)))
     there = elsewhere(steps)
     assert agrees(there, steps.rows)
@@ -311,8 +311,9 @@ DEEPER = [
 ]
 
 
-# was: on rows `...`, `(1,)` and `(i,j)` (numpy gives a void, which `_like` takes for a device's block), and tensors of one number
-# in a tuple (numpy takes them for an int); on bytes `(..., j)` (picks bytes, not rows) and uint8 numbers (taken for a mask).
+# was: on rows `...`, `(1,)` and `(i,j)` (numpy gives a void, which `_like` takes for a device's
+# block), and tensors of one number in a tuple (numpy takes them for an int); on bytes `(..., j)`
+# (picks bytes, not rows) and uint8 numbers (taken for a mask).
 def in_torch(i):
     "The same index with tensors instead of arrays"
     if isinstance(i, tuple):

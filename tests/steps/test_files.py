@@ -10,7 +10,7 @@ from fastrl_replay.all import write_whole
 def test_a_file_is_on_the_device_before_it_has_its_name_and_its_name_is_there_then(
     tmp_path, monkeypatch
 ):
-    "Or a power cut leaves an empty file under a name that counts, or the older one, though the caller was told otherwise"
+    "Otherwise a power cut could leave an empty or older file after the call reported success"
     done, fsync, replace = [], os.fsync, os.replace
 
     def synced(file):

@@ -1,4 +1,4 @@
-"""A program that uses each public name and each chained method as a user would. Type checkers read it; it is not run."""
+"""Use each public name and chained method as a user would. Type checkers read it; it isn't run."""
 
 from collections.abc import Iterator
 from typing import Any
