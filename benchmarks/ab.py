@@ -2,10 +2,9 @@
 
     python benchmarks/ab.py OLD_CHECKOUT NEW_CHECKOUT [CONTEST ...] [--rounds 25]
 
-A CONTEST is a part of a title. Times are CPU times of one thread, which
-other programs disturb less than they disturb the clock on the wall. A contest is marked if the medians and the
-fastest rounds agree that it changed by more than 3 %. Compare a checkout with itself to see the noise
-of the machine.
+A CONTEST is a part of a title. Times are CPU times of one thread, which other programs disturb less
+than wall-clock times. A contest is marked if the medians and the fastest rounds agree that it
+changed by more than 3 %. Compare a checkout with itself to see the noise of the machine.
 """
 import argparse
 from pathlib import Path
@@ -28,7 +27,8 @@ def compare(old, new, titles, rounds):
         for title in titles:
             for worker in workers.values():
                 worker.call('prepare', 'rows', **rows.settings_of(title, CONTESTS, SIZE))
-            for name, times in time_in_turns(workers, max(1, rounds//PROCESSES), .05, cpu=True).items():
+            for name, times in time_in_turns(
+                    workers, max(1, rounds//PROCESSES), .05, cpu=True).items():
                 found[title][name] += times
         for worker in workers.values():
             worker.close()
@@ -36,7 +36,8 @@ def compare(old, new, titles, rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('old', type=Path)
     parser.add_argument('new', type=Path)
     parser.add_argument('contests', nargs='*', metavar='CONTEST')
@@ -46,13 +47,16 @@ def main():
     if not titles:
         parser.error('expected parts of these titles:\n' + '\n'.join(CONTESTS))
     old, new = args.old.resolve(), args.new.resolve()
-    print(f'old: {git_commit(old)}, new: {git_commit(new)}, {args.rounds} rounds, {SIZE:,} rows\n', flush=True)
+    print(f'old: {git_commit(old)}, new: {git_commit(new)}, {args.rounds} rounds, {SIZE:,} rows\n',
+          flush=True)
     lines = []
     for title, times in compare(old, new, titles, args.rounds).items():
         ratios = [f(times['new'])/f(times['old']) for f in (median, min)]
         mark = 'SLOWER' if min(ratios) > 1.03 else 'faster' if max(ratios) < .97 else ''
-        lines.append([title, median(times['old']), median(times['new']), *(f'{ratio:.3f}' for ratio in ratios), mark])
-    print(markdown_table(['contest', 'old, microseconds', 'new', 'new/old', 'fastest rounds', ''], lines))
+        lines.append([title, median(times['old']), median(times['new']),
+                      *(f'{ratio:.3f}' for ratio in ratios), mark])
+    print(markdown_table(
+        ['contest', 'old, microseconds', 'new', 'new/old', 'fastest rounds', ''], lines))
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Keep pictures on the disk: write them, and draw with none of them and with all of them in main memory."""
+"""Keep pictures on disk: write them, and draw with none or all of them in main memory."""
 import ctypes
 import os
 import re

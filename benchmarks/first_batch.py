@@ -1,4 +1,4 @@
-"""CPU seconds until the first batch of a new process, after an installation (cold) and later (warm)."""
+"""CPU seconds until a new process has a batch, after an installation (cold) and later (warm)."""
 import json
 import os
 import subprocess
@@ -41,7 +41,9 @@ def run(options):
 
 
 def report(results):
-    rows = [[kind, *(results[kind][when][part] for when in ('cold', 'warm') for part in ('imports', 'whole'))]
+    rows = [[kind, *(results[kind][when][part]
+                     for when in ('cold', 'warm') for part in ('imports', 'whole'))]
             for kind in REPLAYS if kind in results]
-    heads = ['CPU seconds', 'cold: imports', 'cold: first batch', 'warm: imports', 'warm: first batch']
+    heads = ['CPU seconds', 'cold: imports', 'cold: first batch',
+             'warm: imports', 'warm: first batch']
     return markdown_table(heads, rows)

@@ -1,4 +1,4 @@
-"""Keep frames of Atari games: bytes a row, time to add one, time to draw 32. Rows that come back differently count."""
+"""Keep frames of Atari games: bytes a row, time to add one and to draw 32, and wrong rows."""
 import tempfile
 from time import perf_counter
 
@@ -19,7 +19,7 @@ MEMORIES = {
 # ---- in the worker: each function returns `add(state, next_state, reward, end)` and `draw()` ----
 
 def play(path, game, rows):
-    "Play at random, and save the state and the next state of each row; return which rows end an episode"
+    "Play at random, and save both states of each row; return which rows end an episode"
     import ale_py
     import gymnasium as gym
     import numpy as np
@@ -46,10 +46,12 @@ def ours(size, settings):
     from fastrl_replay.all import ExperienceReplay, Frames, Rows, Steps, step_dtype
     row = np.zeros(1, step_dtype(Box(0, 255, (STACK, 84, 84), np.uint8), Discrete(18)))
     row['episode_n'] = 1
-    replay = ExperienceReplay(bs=32, max_sz=size, store=Frames(**settings) if settings else Rows(), seed=0)
+    replay = ExperienceReplay(
+        bs=32, max_sz=size, store=Frames(**settings) if settings else Rows(), seed=0)
 
     def add(state, after, reward, end):
-        row['state'], row['next_state'], row['reward'], row['terminated'] = state, after, reward, end
+        row['state'], row['next_state'] = state, after
+        row['reward'], row['terminated'] = reward, end
         row['step_n'] += 1
         replay.add(Steps(row))
         if end:
@@ -70,7 +72,8 @@ def stable_baselines3(size, settings):
                           optimize_memory_usage=True, handle_timeout_termination=False)
 
     def add(state, after, reward, end):
-        buffer.add(state[None], after[None], np.zeros((1, 1), int), np.float32([reward]), np.array([end]), [{}])
+        buffer.add(state[None], after[None], np.zeros((1, 1), int),
+                   np.float32([reward]), np.array([end]), [{}])
 
     def draw():
         batch = buffer.sample(32)
@@ -88,7 +91,8 @@ def cpprb(size, settings):
     buffer = cpprb.ReplayBuffer(size, columns, next_of='obs', stack_compress='obs')
 
     def add(state, after, reward, end):
-        buffer.add(obs=state.transpose(1, 2, 0), act=0, rew=reward, next_obs=after.transpose(1, 2, 0), done=end)
+        buffer.add(obs=state.transpose(1, 2, 0), act=0, rew=reward,
+                   next_obs=after.transpose(1, 2, 0), done=end)
         if end:
             buffer.on_episode_end()
 

@@ -1,8 +1,8 @@
 """Run each library in its own process and time the libraries in turn.
 
-A worker is `python harness.py LIBRARY`: it reads calls from its standard input, one JSON list a line,
-and answers each with a line. It needs numpy and its library only, so that it runs in the Python of
-another virtual environment, in which this package is not installed.
+A worker is `python harness.py LIBRARY`: it reads calls from its standard input, one JSON list a
+line, and answers each with a line. It needs only numpy and its library, so it also runs in another
+virtual environment, in which this package is not installed.
 """
 import ctypes
 import gc
@@ -34,7 +34,7 @@ job = None      # the function that `prepare` made
 
 
 def prepare(module, library, **settings):
-    """Make the function that is timed, as `module.prepare` does, which raises if its results are wrong.
+    """Make the function to time with `module.prepare`, which raises if its results are wrong.
 
     Return the figures that come with it; None if the library does not have this job."""
     global job
@@ -104,7 +104,8 @@ class Worker:
         path = [str(FOLDER)]
         if library == OURS:
             path.insert(0, str(checkout))
-        environment = {**os.environ, **ONE_THREAD, 'PYTHONPATH': os.pathsep.join(path), **environment}
+        environment = {**os.environ, **ONE_THREAD, 'PYTHONPATH': os.pathsep.join(path),
+                       **environment}
         self.errors = tempfile.TemporaryFile('w+')
         self.process = subprocess.Popen([*command, python, str(FOLDER/'harness.py'), library],
                                         env=environment, text=True, stdin=subprocess.PIPE,
@@ -146,9 +147,9 @@ def time_in_turns(workers, rounds, seconds, **how):
 
 
 def race(contests, libraries, rounds, seconds, cold=False):
-    """Time {title: {name: (library, module, settings)}}, with warm and perhaps also with cold caches.
+    """Time {title: {name: (library, module, settings)}} with warm and, if `cold`, cold caches.
 
-    Each name has a process. Libraries that are not in `libraries`, {library: (Python, version)}, are left out."""
+    Each name has a process. Skips libraries not in `libraries`, {library: (Python, version)}."""
     results = dict(contests={}, figures={}, faults={})
     workers = {}
     for title, entries in contests.items():
@@ -169,20 +170,22 @@ def race(contests, libraries, rounds, seconds, cold=False):
                 figures[name] = found
         results['contests'][title] = time_in_turns(ready, rounds, seconds)
         if cold:
-            results['contests'][f'{title}, cold caches'] = time_in_turns(ready, min(rounds, 3), .001, cold=True)
+            results['contests'][f'{title}, cold caches'] = time_in_turns(
+                ready, min(rounds, 3), .001, cold=True)
     for worker in workers.values():
         worker.close()
     return results
 
 
 def find_libraries(pythons):
-    "Return {library: (Python, version)} of the first Python that has it, and {library: why it is missing}"
+    "Return {library: (Python, version)} of the first Python with it, and {library: why missing}"
     script = ('import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n'
               '    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: pass\n'
               'print(json.dumps(found))')
     found = {name: (sys.executable, platform.python_version()) for name in (OURS, 'deque')}
     for python in [sys.executable, *pythons]:
-        output = subprocess.run([python, '-c', script, *PEERS], capture_output=True, text=True, check=True)
+        output = subprocess.run(
+            [python, '-c', script, *PEERS], capture_output=True, text=True, check=True)
         for name, version in json.loads(output.stdout).items():
             found.setdefault(name, (python, version))
     missing = {name: 'not installed in ' + ', '.join(map(str, [sys.executable, *pythons]))
@@ -203,7 +206,8 @@ def machine():
     if info.exists():
         lines = [line for line in info.read_text().splitlines() if line.startswith('model name')]
         cpu = lines[0].partition(': ')[2] if lines else cpu
-    versions = {name: importlib.metadata.version(name) for name in ('torch', 'gymnasium', 'numpy', 'numba')}
+    versions = {name: importlib.metadata.version(name)
+                for name in ('torch', 'gymnasium', 'numpy', 'numba')}
     return dict(date=datetime.now(timezone.utc).isoformat(timespec='minutes'), cpu=cpu,
                 cores=os.cpu_count(), python=platform.python_version(), **versions)
 
@@ -219,7 +223,7 @@ def markdown_table(heads, rows):
 
 
 def comparison(contests):
-    "Return a table of medians and of their ratios to the first entry, for {title: {who: [microseconds]}}"
+    "Return a table of medians and ratios to the first entry of {title: {who: [microseconds]}}"
     rows = []
     for title, times in contests.items():
         first = None

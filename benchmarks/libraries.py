@@ -1,7 +1,7 @@
 """Replay buffers of other libraries, each called in the fastest way that it documents.
 
-A function is one library: it fills a buffer for a job, and returns a function that does the job once,
-and, if that draws, one that makes the columns of a learner as torch tensors of the result.
+A function is one library: it fills a buffer for a job, and returns a function that does the job
+once, and, if that draws, one that makes the columns of a learner as torch tensors of the result.
 """
 import random
 from collections import deque
@@ -34,8 +34,8 @@ class Rows:
             states.T[:] = i % self.period
             return states
         i = i % self.period
-        return dict(state=state(i), action=i % 2, reward=(i % 7).astype(np.float32), next_state=state(i + 1),
-                    terminated=np.zeros(len(i), bool))
+        return dict(state=state(i), action=i % 2, reward=(i % 7).astype(np.float32),
+                    next_state=state(i + 1), terminated=np.zeros(len(i), bool))
 
     def parts(self):
         "Yield the columns of all rows, some at a time"
@@ -95,7 +95,8 @@ def plain_deque(job, rows, n):
         buffer.extend(zip(*part.values()))
     if job == 'uniform':
         tensors = as_tensors()
-        return lambda: zip(*random.sample(buffer, n)), lambda batch: tensors(dict(zip(COLUMNS, map(np.array, batch))))
+        return lambda: zip(*random.sample(buffer, n)), lambda batch: tensors(
+            dict(zip(COLUMNS, map(np.array, batch))))
     new = list(zip(*rows.block(n).values()))
 
     def step():
@@ -108,8 +109,10 @@ def stable_baselines3(job, rows, n):
     from gymnasium.spaces import Box, Discrete
     from stable_baselines3.common.buffers import ReplayBuffer
     envs = n if job == 'insert' else 1
-    space = Box(0, 255, rows.shape, rows.dtype) if rows.pictures else Box(-np.inf, np.inf, rows.shape, rows.dtype)
-    buffer = ReplayBuffer(rows.size, space, Discrete(2), device='cpu', n_envs=envs, handle_timeout_termination=False)
+    low, high = (0, 255) if rows.pictures else (-np.inf, np.inf)
+    space = Box(low, high, rows.shape, rows.dtype)
+    buffer = ReplayBuffer(rows.size, space, Discrete(2), device='cpu', n_envs=envs,
+                          handle_timeout_termination=False)
 
     def add(part, i=0):
         state, action, reward, after, done = (values[i:i + envs] for values in part.values())
@@ -123,7 +126,8 @@ def stable_baselines3(job, rows, n):
         return lambda: add(block), None
 
     def tensors(s):
-        return dict(zip(COLUMNS, (s.observations, s.actions, s.rewards, s.next_observations, s.dones)))
+        return dict(zip(
+            COLUMNS, (s.observations, s.actions, s.rewards, s.next_observations, s.dones)))
     return lambda: buffer.sample(n), tensors
 
 
@@ -154,7 +158,8 @@ def tianshou(job, rows, n):
 
     def batch(n):
         state, action, reward, after, done = rows.block(n).values()
-        return data.Batch(obs=state, act=action, rew=reward, obs_next=after, terminated=done, truncated=done)
+        return data.Batch(obs=state, act=action, rew=reward, obs_next=after,
+                          terminated=done, truncated=done)
 
     size = rows.size
     if job == 'insert':
@@ -172,7 +177,8 @@ def tianshou(job, rows, n):
     if job == 'uniform':
         return lambda: buffer.sample(n)[0], lambda batch: tensors(vars(batch))
     buffer.update_weight(np.arange(size), td_errors(size))
-    return updating(lambda: buffer.sample(n), buffer.update_weight, td_errors(n)), lambda batch: tensors(vars(batch))
+    return (updating(lambda: buffer.sample(n), buffer.update_weight, td_errors(n)),
+            lambda batch: tensors(vars(batch)))
 
 
 def torchrl(job, rows, n, folder=None):
@@ -192,7 +198,8 @@ def torchrl(job, rows, n, folder=None):
     elif job == 'sequences':
         settings['sampler'] = samplers.SliceSampler(cache_values=True, **slices)
     elif job == 'prioritized_sequences':
-        settings['sampler'] = samplers.PrioritizedSliceSampler(rows.size, alpha=.9, beta=.6, **slices)
+        settings['sampler'] = samplers.PrioritizedSliceSampler(
+            rows.size, alpha=.9, beta=.6, **slices)
     buffer = make(storage=storage, **settings)
 
     def rows_of(part, first=0):
@@ -208,7 +215,8 @@ def torchrl(job, rows, n, folder=None):
         return lambda: buffer.extend(block), None
 
     def tensors(batch):
-        return {k: batch[k] if length == 1 else batch[k].view(-1, length, *batch[k].shape[1:]) for k in COLUMNS}
+        return {k: batch[k] if length == 1 else batch[k].view(-1, length, *batch[k].shape[1:])
+                for k in COLUMNS}
     if 'prioritized' not in job:
         return buffer.sample, tensors
     buffer.update_priority(torch.arange(rows.size), torch.from_numpy(td_errors(rows.size)))
@@ -225,10 +233,12 @@ def flashbax(job, rows, n):
     envs, size = 1, rows.size
     if job == 'sequences':
         envs = 8
-        make = library.make_trajectory_buffer(add_batch_size=envs, sample_batch_size=n, sample_sequence_length=LENGTH,
-                                              period=40, min_length_time_axis=LENGTH, max_length_time_axis=size//envs)
+        make = library.make_trajectory_buffer(
+            add_batch_size=envs, sample_batch_size=n, sample_sequence_length=LENGTH, period=40,
+            min_length_time_axis=LENGTH, max_length_time_axis=size//envs)
     elif job == 'prioritized':
-        make = library.make_prioritised_item_buffer(size, 1, n, add_sequences=True, priority_exponent=.6)
+        make = library.make_prioritised_item_buffer(
+            size, 1, n, add_sequences=True, priority_exponent=.6)
     else:
         make = library.make_item_buffer(size, 1, n, add_sequences=True)
     block, keys = rows.block(n), cycle(jax.random.split(jax.random.PRNGKey(0), 100))
@@ -236,7 +246,8 @@ def flashbax(job, rows, n):
     state = make.init({k: jax.numpy.asarray(v[0]) for k, v in block.items()})
     for part in rows.parts():
         if envs > 1:
-            part = {k: np.moveaxis(v.reshape(-1, envs, *v.shape[1:]), 1, 0) for k, v in part.items()}
+            part = {k: np.moveaxis(v.reshape(-1, envs, *v.shape[1:]), 1, 0)
+                    for k, v in part.items()}
         state = add(state, jax.tree.map(jax.numpy.asarray, part))
     if job == 'prioritized':
         update, td = jax.jit(make.set_priorities, donate_argnums=0), jax.numpy.asarray(td_errors(n))

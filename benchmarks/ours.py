@@ -1,4 +1,4 @@
-"""The jobs of this library. They use its public names only, so that `ab.py` runs them in other commits."""
+"""This library's jobs, by its public names only, so that `ab.py` runs them in other commits."""
 from itertools import cycle, repeat
 
 import gymnasium as gym
@@ -7,8 +7,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from libraries import CHUNK, COLUMNS, LENGTH, td_errors
 
-from fastrl_replay.all import (ExperienceReplay, GymStepper, OwnSteps, Pipe, PrioritizedReplay, Rows, SequenceReplay,
-                               Steps, step_dtype)
+from fastrl_replay.all import (ExperienceReplay, GymStepper, OwnSteps, Pipe, PrioritizedReplay,
+                               Rows, SequenceReplay, Steps, step_dtype)
 
 
 def numbered_rows(rows, start, stop):
@@ -52,13 +52,14 @@ class Pass(Pipe):
 
 
 def added_steps(replay, n):
-    "Return a function that gives the buffer a step of a loop with `n` environments, in episodes of 100 steps"
+    "Return a function that adds a step of a loop with `n` environments, in episodes of 100 steps"
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(101, n, 4)).astype(np.float32)
     reward = rng.normal(size=(100, n))
     done = np.zeros((100, n), bool)
     done[-1] = True
-    steps = [(obs[t], np.ones(n, int), reward[t], obs[t + 1], done[t], np.zeros(n, bool)) for t in range(100)]
+    steps = [(obs[t], np.ones(n, int), reward[t], obs[t + 1], done[t], np.zeros(n, bool))
+             for t in range(100)]
     if n == 1:
         steps = [tuple(x[0] if x[0].shape else x[0].item() for x in step) for step in steps]
     steps = cycle(steps)
@@ -75,19 +76,21 @@ def tensors(batch):
 
 
 def ours(job, rows, n, folder=None):
-    "Return a function that does a job, and, if that draws, one that reads the columns of the result"
+    "Return a function that does a job and, if that draws, one that reads the result's columns"
     settings = dict(max_sz=rows.size, seed=0)
     if job == 'add_step':
         return added_steps(ExperienceReplay(**settings), n), None
     if job == 'add_step_sequences':
         return added_steps(SequenceReplay(bs=64, **settings), n), None
     if job == 'add_step_n_step':
-        return added_steps(OwnSteps().n_step(3, gamma=.99).prioritized_replay(bs=256, **settings), n), None
+        return added_steps(
+            OwnSteps().n_step(3, gamma=.99).prioritized_replay(bs=256, **settings), n), None
     if job == 'stage':
         return iter(Pass(repeat(0))).__next__, None
     if job == 'env_step':
         actions = torch.arange(n) % 2
-        return iter(GymStepper(gym.make_vec('CartPole-v1', n), lambda state: actions, seed=0)).__next__, None
+        return iter(GymStepper(
+            gym.make_vec('CartPole-v1', n), lambda state: actions, seed=0)).__next__, None
     settings['bs'] = n
     if job == 'n_step':
         replay = Blocks(rows).n_step(3, gamma=.99).experience_replay(**settings)
@@ -124,5 +127,5 @@ def ours(job, rows, n, folder=None):
     return step, tensors
 
 
-JOBS = ('insert uniform prioritized prioritized_by_rank sequences prioritized_sequences n_step stage env_step '
-        'add_step add_step_sequences add_step_n_step disk')
+JOBS = ('insert uniform prioritized prioritized_by_rank sequences prioritized_sequences n_step '
+        'stage env_step add_step add_step_sequences add_step_n_step disk')

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from fastrl_replay.all import GymStepper, Parallel, Pipe, PrioritizedReplay, Ranks, RayEngine, Steps, step_dtype
+from fastrl_replay.all import (GymStepper, Parallel, Pipe, PrioritizedReplay, Ranks, RayEngine,
+                               Steps, step_dtype)
 
 CARTPOLE = step_dtype(Box(-1, 1, (4,)), Discrete(2))
 
@@ -55,7 +56,8 @@ def engine(kind, cpus=.5):
     if kind == 'process':
         return {}
     import ray
-    ray.init('local', num_cpus=16, log_to_driver=False, include_dashboard=False, ignore_reinit_error=True)
+    ray.init('local', num_cpus=16, log_to_driver=False, include_dashboard=False,
+             ignore_reinit_error=True)
     return dict(engine=RayEngine(num_cpus=cpus))
 
 
@@ -68,8 +70,9 @@ def prepare(library, size, shards, kind='process'):
 
 
 def actors_a_second(n, seconds=3., chunk=4, **settings):
-    "Return the steps a second of so many actors with an environment that waits; settings are those of `Parallel`"
-    with Parallel(GymStepper(waiting, lambda state: [0]*len(state)), n, chunk=chunk, **settings) as pipe:
+    "Return the steps a second of `n` actors whose environment waits; settings: of `Parallel`"
+    with Parallel(GymStepper(waiting, lambda state: [0]*len(state)), n,
+                  chunk=chunk, **settings) as pipe:
         items = iter(pipe)
         for _ in range(2*chunk*n):
             next(items)
@@ -89,8 +92,9 @@ def microseconds(f):
 
 
 def parts(dtype=CARTPOLE, rows=20_000, bs=256):
-    "Return the microseconds of adding a row, of drawing and of pickling a batch, and the bytes of a batch and a row"
-    replay, blocks, td = PrioritizedReplay(None, bs, rows, seed=0), iter(ReadyRows(dtype)), torch.rand(bs)
+    "Return microseconds to add a row, draw and pickle a batch, and the bytes of batch and row"
+    replay = PrioritizedReplay(None, bs, rows, seed=0)
+    blocks, td = iter(ReadyRows(dtype)), torch.rand(bs)
     while len(replay) < rows:
         replay.add(next(blocks))
     batch, steps = replay.sample(), iter([next(blocks) for _ in range(50)])
@@ -113,7 +117,7 @@ def measure(kind, counts, seconds):
 
 
 def learner(actors, updates):
-    "Be one of the learners that torchrun starts: an update is of 64 rows, waits 4 ms, and comes every four steps"
+    "Be one of torchrun's learners: an update has 64 rows, waits 4 ms, and comes every four steps"
     with Ranks() as ranks:
         n, gradients = ranks.size, [torch.zeros(250_000)]
         steps = Parallel(GymStepper(waiting, lambda state: [0]*len(state), seed=0), actors//n)

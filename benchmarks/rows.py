@@ -14,13 +14,14 @@ CONTESTS = {    # title: job, rows that are added or drawn
     'an item through one stage': ('stage', 1),
     'a step of 8 CartPoles': ('env_step', 8),
 }
-CHECKED = ('uniform', 'prioritized', 'prioritized_by_rank', 'sequences', 'prioritized_sequences', 'disk')
+CHECKED = ('uniform', 'prioritized', 'prioritized_by_rank', 'sequences', 'prioritized_sequences',
+           'disk')
 
 
 # ---- in the worker ----
 
 def prepare(library, job, size, n, pictures=False, **settings):
-    "Fill a buffer, do the job once, and check the result; return the bytes by which the process grew, too"
+    "Fill a buffer, do the job once, check the result; return also how many bytes the process grew"
     import libraries
     import torch
     torch.set_num_threads(1)
@@ -57,7 +58,8 @@ def settings_of(title, contests, size):
 
 def race_rows(contests, options, cold=False):
     rounds, seconds, size = (2, .005, 20_000) if options.quick else (9, .05, 1_000_000)
-    entries = {title: {library: (library, 'rows', settings_of(title, contests, size)) for library in options.libraries}
+    entries = {title: {library: (library, 'rows', settings_of(title, contests, size))
+                       for library in options.libraries}
                for title in contests}
     return dict(race(entries, options.libraries, rounds, seconds, cold), size=size)
 

@@ -14,15 +14,18 @@ from types import SimpleNamespace
 
 from harness import OURS, comparison, find_libraries, git_commit, machine
 
-CONTESTS = ('rows', 'add_step', 'frames', 'disk', 'workers', 'learners', 'first_batch', 'six_buffers')
+CONTESTS = ('rows', 'add_step', 'frames', 'disk', 'workers', 'learners', 'first_batch',
+            'six_buffers')
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('contests', nargs='*', metavar='CONTEST', help=', '.join(CONTESTS))
     parser.add_argument('--peers', nargs='+', default=[], metavar='PYTHON')
     parser.add_argument('--out', type=Path, metavar='DIR')
-    parser.add_argument('--quick', action='store_true', help='small, and without peers unless --peers names them')
+    parser.add_argument('--quick', action='store_true',
+                        help='small, and without peers unless --peers names them')
     args = parser.parse_args()
     unknown = set(args.contests) - set(CONTESTS)
     if unknown:
@@ -34,11 +37,13 @@ def main():
         contest = importlib.import_module(name)
         options = SimpleNamespace(quick=args.quick, libraries=libraries)
         load = os.getloadavg()[0]
-        results = dict(machine=machine(), versions={k: version for k, (_, version) in libraries.items() if k != OURS},
+        results = dict(machine=machine(),
+                       versions={k: version for k, (_, version) in libraries.items() if k != OURS},
                        missing=missing, **contest.run(options))
         results['made'] = dict(commit=git_commit(), load=[load, os.getloadavg()[0]],
                                quick=args.quick)
-        report = contest.report(results) if hasattr(contest, 'report') else comparison(results['contests'])
+        report = contest.report(results) if hasattr(contest, 'report') else comparison(
+            results['contests'])
         print(f'## {name}\n\n{report}\n')
         for kind in 'missing', 'faults':
             for who, why in results.get(kind, {}).items():

@@ -1,4 +1,4 @@
-"""The six buffers of seed 001, the experiment that this library grew from, and this library next to them."""
+"""This library next to the six buffers of seed 001, the experiment that it grew from."""
 import random
 from collections import deque, namedtuple
 
@@ -87,7 +87,8 @@ def prepare(library, buffer, job, size):
 
 def run(options):
     size, rounds, seconds = (2_000, 2, .005) if options.quick else (200_000, 9, .05)
-    contests = {job: {name: (OURS, 'six_buffers', dict(buffer=name, job=job, size=size)) for name in BUFFERS}
+    contests = {job: {name: (OURS, 'six_buffers', dict(buffer=name, job=job, size=size))
+                      for name in BUFFERS}
                 for job in ('insert a row', 'draw 50 rows')}
     return dict(race(contests, options.libraries, rounds, seconds), size=size)
 

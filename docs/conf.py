@@ -35,7 +35,7 @@ extensions = [
 exclude_patterns = ['**/.ipynb_checkpoints']
 
 
-# The sidebar has parts by what a reader wants. Internals are the source lessons, in the order of the imports.
+# Parts of the sidebar, by what a reader wants; internals are the source lessons, in import order.
 def tutorials(names):
     return ' '.join(f'tutorials/{n}' for n in names.split())
 
@@ -43,9 +43,11 @@ def tutorials(names):
 groups = {
     'Use it': 'install first_training '
     + tutorials('your_own_loop')
-    + ' own_environment memories stages train command_line app/runs howto faq envs/atari learning/r2d2 '
+    + ' own_environment memories stages train command_line app/runs howto faq '
+    'envs/atari learning/r2d2 '
     + tutorials(
-        'a_million_frames goals_in_hindsight several_agents your_data a_memory_on_disk from_one_to_eight from_machine_to_cluster a_thousand_actors your_own_stage'
+        'a_million_frames goals_in_hindsight several_agents your_data a_memory_on_disk '
+        'from_one_to_eight from_machine_to_cluster a_thousand_actors your_own_stage'
     )
     + ' memory/samplers '
     + tutorials('callbacks coming_from')
@@ -55,8 +57,9 @@ groups = {
     + ' replay/experience replay/prioritized replay/sequences replay/hindsight papers '
     + tutorials('from_seed_to_here'),
     'Reference': 'all reference/classes combinations glossary versions changelog',
-    'Internals': 'modules internals/steps_and_pipes internals/environments internals/transforms internals/memory internals/replay internals/learning internals/data '
-    'internals/many_processes internals/pages_and_figures internals/recipes_and_runs internals/command_line contributing',
+    'Internals': 'modules internals/steps_and_pipes internals/environments internals/transforms '
+    'internals/memory internals/replay internals/learning internals/data internals/many_processes '
+    'internals/pages_and_figures internals/recipes_and_runs internals/command_line contributing',
 }
 internals = {
     'Steps and pipes': 'steps/* pipe generic testing',
@@ -83,26 +86,31 @@ words = {  # what people search for, where the page says it in other words
     'look/show': 'visualize; plot; inspect',
     'look/page': 'visualize memory; html page',
     'tutorials/coming_from': 'batch_size; learning_starts; train_freq; gradient_steps',
-    'replay/prioritized': 'PER; prioritized experience replay; importance sampling; importance weights; beta schedule; beta annealing',
+    'replay/prioritized': 'PER; prioritized experience replay; importance sampling; '
+    'importance weights; beta schedule; beta annealing',
     'replay/hindsight': 'HER; hindsight experience replay; HerReplayBuffer; HerReplayBuffer speed',
     'replay/sequences': 'RNN; LSTM; recurrent; burn_in',
     'learning/r2d2': 'R2D2; recurrent agent; recurrent network',
     'command_line': 'kill -9; SIGKILL; killed run; resume',
-    'howto': 'HerReplayBuffer; hidden state; recurrent states; beta schedule; late TD errors; rows as arrays; Atari memory; kill -9',
-    'tutorials/from_machine_to_cluster': 'Ray; cluster; several machines; lost machine; node failure',
+    'howto': 'HerReplayBuffer; hidden state; recurrent states; beta schedule; '
+    'late TD errors; rows as arrays; Atari memory; kill -9',
+    'tutorials/from_machine_to_cluster': 'Ray; cluster; several machines; '
+    'lost machine; node failure',
     'parallel/stage': 'distributed; multiprocessing; num_workers; Ape-X; APEX',
     'parallel/service': 'Reverb; server',
     'app/commands': 'tensorboard; logging',
     'app/runs': 'checkpoint; resume; save; load; save_every; checkpoint interval',
     'app/saved_policies': 'load model; save model',
-    'tutorials/your_data': 'offline RL; dataset; demonstrations; Minari; D4RL; dataset of another environment',
+    'tutorials/your_data': 'offline RL; dataset; demonstrations; Minari; D4RL; '
+    'dataset of another environment',
     'memory/on_device': 'cuda; GPU',
     'memory/frames': 'frame stack; images; Atari memory',
     'tutorials/several_agents': 'multi-agent; MARL; PettingZoo',
     'app/watching': 'live view; dashboard; monitor',
     'envs/atari': 'Atari; Atari environment; ALE; Pong; Breakout',
     'learning/video': 'record video; render; video of the best model',
-    'faq': 'error; slow; troubleshooting; not learning; priorities not changing; memory grows; hangs; workers hang; runs differ',
+    'faq': 'error; slow; troubleshooting; not learning; priorities not changing; memory grows; '
+    'hangs; workers hang; runs differ',
     'sb3': 'SB3; replay_buffer_class',
     'stages/nstep': 'multi-step; n-step',
     'tutorials/callbacks': 'callback; early stopping; best model',

@@ -1,8 +1,9 @@
 """Write the figures of the pages from what was measured: `python docs/figures.py [--check]`.
 
-In a text, a figure stands between two comments, which no renderer shows: `<!--=bytes.ours-->76<!--=-->`. The first one names
-an entry of FIGURES below, a function of the files in benchmarks/results/ or of a notebook's saved outputs; this script
-writes what that gives between them, and `--check` says where something else stands there."""
+In a text, a figure is between two comments, which no renderer shows:
+`<!--=bytes.ours-->76<!--=-->`. The first one names an entry of FIGURES below, a function of the
+files in benchmarks/results/ or of a notebook's saved outputs. This script writes its result between
+the comments; `--check` reports where the text differs."""
 
 import functools, json, re, sys
 from pathlib import Path
@@ -69,11 +70,12 @@ def output(notebook, cell):
             return ''.join(c['outputs'][-1]['data']['text/plain'])
 
 
+OURS = 'fastrl_replay'
 FIGURES = {
     # rows.json: bytes and nanoseconds
-    'bytes.ours': lambda: f"{measured('rows')['bytes_a_row']['fastrl_replay']:.0f}",
+    'bytes.ours': lambda: f"{measured('rows')['bytes_a_row'][OURS]:.0f}",
     'stage.ns': lambda: (
-        f"{median(measured('rows')['contests']['an item through one stage']['fastrl_replay']) * 1000:.0f}"
+        f"{median(measured('rows')['contests']['an item through one stage'][OURS]) * 1000:.0f}"
     ),
     # frames.json: bytes a row and microseconds, the least and the most of the games
     'frames.gb': lambda: span(

@@ -1,8 +1,9 @@
-"""The Sphinx extension that turns the notebooks of nbs/ into pages while they are read: no outputs are written anew.
+"""The Sphinx extension that turns the notebooks of nbs/ into pages, without running them.
 
-An exported cell becomes the API of its public names, with its code folded below; one without public names is folded if it
-is long. Compiled kernels stay visible. `#| fold` and `#| show` at the top of a cell decide otherwise; `#| hide` leaves the cell
-out, `#| hide_code` its code; with `#| frames` its pictures keep their colors in the dark. Names in backticks link to their API."""
+An exported cell becomes the API of its public names, with its code folded below; one without public
+names is folded if it is long. Compiled kernels stay visible. `#| fold` and `#| show` at the top of
+a cell decide otherwise; `#| hide` leaves out the cell, `#| hide_code` its code; with `#| frames`
+its pictures keep their colors in the dark. Names in backticks link to their API."""
 
 import ast
 import inspect
@@ -28,7 +29,7 @@ LONG = 12  # lines of exported code without a public name that are folded
 
 
 def api_of(source, module):
-    "Return the autodoc directives for the public functions and classes that an exported cell defines."
+    "Return the autodoc directives of the public functions and classes of an exported cell."
     lines = []
     for node in ast.parse(source).body:
         if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name[0] == '_':
@@ -49,7 +50,7 @@ def api_of(source, module):
 
 
 def cells_of(cell, module):
-    "Return the cells that one cell of a notebook becomes on its page: none, itself, or its API and its folded code."
+    "Return the cells that a notebook's cell becomes: none, itself, or its API and its folded code."
     names, source = split_directives(cell['source'])
     if 'hide' in names or not source.strip():
         return []
@@ -99,7 +100,7 @@ def contents(groups):
 
 
 def links_above(repository, page):
-    "Return the links to a page's notebook: beside the page, and in Colab if the repository has an address."
+    "Return links to a page's notebook: the file, and Colab if the repository has an address."
     links = f'{{download}}`download this notebook <{Path(page).name}.ipynb>`'
     if repository:
         colab = repository.replace('github.com', 'colab.research.google.com/github')
@@ -117,7 +118,7 @@ def relinked(text, page):
 
 
 def problems(app):
-    "Return the entries of 'What can go wrong' of all notebooks by group, each with a link to its page."
+    "Return all entries of 'What can go wrong' by group, each with a link to its page."
     found = {}
     for page in sorted(app.env.found_docs):
         path = Path(app.srcdir) / f'{page}.ipynb'
@@ -200,7 +201,7 @@ def add_parameters(app, what, name, obj, options, lines):
 
 
 def show_arguments(app, what, name, obj, options, given, returned):
-    "autodoc's `autodoc-process-signature`: show the arguments of a stage, which torch's metaclass hides."
+    "Show the arguments of a stage, which torch's metaclass hides (`autodoc-process-signature`)."
     if what != 'class' or given not in ('(*args, **kwargs)', '(*_, **__)'):
         return None
     init = inspect.unwrap(obj.__init__)
@@ -215,8 +216,10 @@ def show_arguments(app, what, name, obj, options, given, returned):
 
 @cache
 def api_names(env):
-    """Return what may be written in backticks: `Steps`, `Steps.cat`, `.n_step`, `memory.timeline.Timeline`, as a dict from name to
-    pairs of a page and an anchor. Functions of other pages need their module, because `start` is also a word."""
+    """Return {name: [(page, anchor)]} of what may be written in backticks.
+
+    For example `Steps`, `Steps.cat`, `.n_step` and `memory.timeline.Timeline`. Functions of other
+    pages need their module, because `start` is also a word."""
     objects = env.domains['py'].objects
     found = {}
     for full, obj in objects.items():
@@ -242,7 +245,7 @@ def link_names(app, doctree, page):
 
 
 def name_signatures(app, doctree):
-    "Sphinx's `doctree-read`: cards on pages of classes are in no index, but links from the source lead there."
+    "Name cards on pages of classes, which no index has, so that links work (`doctree-read`)."
     for sig in doctree.findall(addnodes.desc_signature):
         if not sig['ids'] and sig.get('module'):
             sig['ids'] = [f"{sig['module']}.{sig['fullname']}"]

@@ -1,7 +1,7 @@
 """Build the site from the notebooks: `python docs/make.py [FOLDER]`, _docs by default.
 
-It is static and complete: open FOLDER/index.html, no server and no internet needed. Only the build
-fetches something: two scripts from the npm registry, once, checked by their hash and kept in ~/.cache."""
+It is static and complete: open FOLDER/index.html, without a server or internet. Only the build
+fetches something: two scripts from the npm registry, checked by their hash and kept in ~/.cache."""
 
 import hashlib, io, os, re, shutil, sys, tarfile, tempfile, urllib.request
 from base64 import b64decode

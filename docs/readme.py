@@ -43,7 +43,7 @@ def show_output(out, path, alt):
 
 
 def show_cell(cell, pictures):
-    "The pieces of markdown that one cell becomes; its picture is added to `pictures`: path → bytes."
+    "Return one cell's pieces of markdown; add its picture to `pictures`: path → bytes."
     names, source = split_directives(''.join(cell['source']))
     if 'hide' in names or not source.strip():
         return []
@@ -83,8 +83,8 @@ def main():
     if '--check' in sys.argv[1:]:
         wrong = [p for p in sorted({*found, *wanted}) if found.get(p) != wanted.get(p)]
         sys.exit(
-            f'{", ".join(wrong)}: not what nbs/index.ipynb gives. Remedy: edit nbs/index.ipynb, not '
-            'README.md, then run\n    python docs/readme.py'
+            f'{", ".join(wrong)}: not what nbs/index.ipynb gives. '
+            'Remedy: edit nbs/index.ipynb, not README.md, then run\n    python docs/readme.py'
         )
     (ROOT / 'docs/images').mkdir(exist_ok=True)
     for p in set(found) - set(wanted):

@@ -1,5 +1,6 @@
-"""Pages that no notebook is: one for each public class, one for each group of source lessons. make.py writes them into
-the copy of nbs/ that the site is built from."""
+"""Pages besides notebooks: one for each public class, one for each group of source lessons.
+
+make.py writes them into the copy of nbs/ that it builds the site from."""
 
 import fnmatch
 import inspect
@@ -10,7 +11,8 @@ from pathlib import Path
 
 BASES = 'Replay', 'Learner'  # not in `all`, but users call their methods
 HOOKS = set(  # for writers of stages and memories
-    'snapshot restore check_state check_remote checked_states blocks data_ended in_worker has_envs drawn_from journals rewind due_batches too_few needed '
+    'snapshot restore check_state check_remote checked_states blocks data_ended in_worker has_envs '
+    'drawn_from journals rewind due_batches too_few needed '
     'sample_weighted drawable ask_shards order_draws facts totals'.split()
 )
 
@@ -61,10 +63,11 @@ def class_page(cls, lessons, public):
     "Return the page of a public class, as markdown."
     package, _, module = cls.__module__.partition('.')
     lesson = lessons.page_of[module]
+    head = lessons.head(lesson)[0]
     chained = f', or in a chain `.{cls.stage_name}(…)`' if hasattr(cls, 'stage_name') else ''
     return f'''# {cls.__name__}
 
-`from {package}.all import {cls.__name__}`{chained}. Explained in [{lessons.head(lesson)[0]}](../{lesson}.ipynb).
+`from {package}.all import {cls.__name__}`{chained}. Explained in [{head}](../{lesson}.ipynb).
 
 ```{{eval-rst}}
 .. autoclass:: {cls.__module__}.{cls.__name__}
@@ -82,7 +85,7 @@ def listing(title, lead, lines, pages):
 
 
 def write_pages(folder, classes, internals, elsewhere):
-    "Write the pages of classes and of groups of lessons into a folder of notebooks; `elsewhere` are in other parts of the sidebar."
+    "Write pages of classes and of groups of lessons into a folder; `elsewhere`: in other parts"
     lessons = Lessons(folder)
     for name in 'reference', 'internals':
         (folder / name).mkdir()

@@ -1,5 +1,6 @@
-"""Write fastrl_replay/pipe.pyi, which gives type checkers and editors the chained methods of `Pipe`, and the package's
-copy of settings.ini: `python docs/stubs.py [--check]`."""
+"""Write fastrl_replay/pipe.pyi and the package's settings.ini: `python docs/stubs.py [--check]`.
+
+The stub gives type checkers and editors the chained methods of `Pipe`."""
 
 import inspect
 import sys

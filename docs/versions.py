@@ -1,5 +1,7 @@
-"""Write two tables into pages: what was run, from benchmarks/results/pythons.json, which `.ci/pythons` writes, and the extras,
-from pyproject.toml: `python docs/versions.py [--check]`."""
+"""Write two tables into pages: `python docs/versions.py [--check]`.
+
+What was run comes from benchmarks/results/pythons.json, which `.ci/pythons` writes; the extras come
+from pyproject.toml."""
 
 import json, re, sys
 from pathlib import Path
@@ -15,9 +17,15 @@ def line(name, r):
     tests = 'not run'
     if 'tests' in r:
         t = r['tests']
-        tests = f"{WHICH[r['what']]}: {t['passed']:,} passed, {t['failed']} failed, {t['skipped']} skipped"
+        tests = (
+            f"{WHICH[r['what']]}: {t['passed']:,} passed, "
+            f"{t['failed']} failed, {t['skipped']} skipped"
+        )
     what = f"{r['python']}, the lowest versions" if name == 'lowest' else r['python']
-    return f"| {what} | {r['torch']}, {r['numpy']}, {r['numba']}, {r['gymnasium']} | {packages} | {tests} | {r['date']}, `{r['commit']}` |"
+    return (
+        f"| {what} | {r['torch']}, {r['numpy']}, {r['numba']}, {r['gymnasium']} "
+        f"| {packages} | {tests} | {r['date']}, `{r['commit']}` |"
+    )
 
 
 def versions():
@@ -46,7 +54,8 @@ def extras():
         '| extra | what it adds | packages |',
         '|---|---|---|',
         *(
-            f"| `{name}` | {text} | {', '.join(re.findall(r'[a-zA-Z][^<>=]*', needs.replace(chr(34), '')))} |"
+            f"| `{name}` | {text} "
+            f"| {', '.join(re.findall(r'[a-zA-Z][^<>=]*', needs.replace(chr(34), '')))} |"
             for name, needs, text in found
         ),
     ]
@@ -66,7 +75,8 @@ def main():
             continue
         if '--check' in sys.argv[1:]:
             sys.exit(
-                f'nbs/{name}.md: its table is not what its source gives. Remedy: run\n    python docs/versions.py'
+                f'nbs/{name}.md: its table is not what its source gives. '
+                'Remedy: run\n    python docs/versions.py'
             )
         path.write_text(wanted, encoding='utf-8', newline='\n')
 

@@ -40,8 +40,8 @@ _FLAG = dict(action='store_true')
 OPTIONS = dict(  # of all commands
     env=dict(
         metavar='ID',
-        help="gymnasium's id of the environment, or one of your module, my_module:Name-v0; the same as "
-        '--set env=ID',
+        help="gymnasium's id of the environment, or one of your module, my_module:Name-v0; "
+        'the same as --set env=ID',
     ),
     steps=dict(
         type=_count, help='environment steps in all (schedules that end with them are stretched)'
@@ -49,23 +49,26 @@ OPTIONS = dict(  # of all commands
     seed=dict(type=_seed, help='of everything that is random'),
     out=dict(
         _DIR,
-        help='where to leave the run (default: runs/RECIPE-seedS, with --env runs/RECIPE-ENV-seedS)',
+        help='where to leave the run (default: runs/RECIPE-seedS, '
+        'with --env runs/RECIPE-ENV-seedS)',
     ),
     settings=dict(
         metavar='FILE',
-        help='a settings file on top of the shipped one (default: settings.ini in the working directory)',
+        help='a settings file on top of the shipped one '
+        '(default: settings.ini in the working directory)',
     ),
     set=dict(
         metavar='key=value',
         nargs='+',
         action='extend',
         default=[],
-        help='change settings, of two for one the last counts; `fastrl-replay recipes NAME` shows them',
+        help='change settings, of two for one the last counts; '
+        '`fastrl-replay recipes NAME` shows them',
     ),
     memory=dict(
         _DIR,
-        help='keep the rows in this directory, or go on with those that are there; the same as --set '
-        'memory_path=DIR',
+        help='keep the rows in this directory, or go on with those that are there; '
+        'the same as --set memory_path=DIR',
     ),
     data=dict(
         type=_directory,
@@ -76,7 +79,7 @@ OPTIONS = dict(  # of all commands
     resume=dict(_DIR, help='go on with this run where it was last saved'),
     best=dict(
         _FLAG,
-        help='play with the model of the best evaluation (best.pt), not with that of the last checkpoint',
+        help='play with the model of the best evaluation (best.pt), not of the last checkpoint',
     ),
     record=dict(metavar='FILE', help='a video of the first episode: FILE.mp4 (extra video)'),
     trust=dict(
@@ -113,7 +116,8 @@ COMMANDS = dict(  # what it does, what it is about, options, and what these mean
             metavar='RECIPE',
             help='which; `fastrl-replay recipes` lists them',
         ),
-        'env steps seed out settings set memory data resume trust tensorboard workers shards engine address',
+        '''env steps seed out settings set memory data resume trust tensorboard workers shards
+        engine address''',
         {},
     ),
     recipes=(
@@ -200,7 +204,7 @@ def _parser():
 
 # %% ../nbs/cli.ipynb #d6fb0171
 class _Escaping:
-    "A stream without colors that escapes control characters, but for line ends, and the return of a bar"
+    "A stream without colors; escapes control characters except line ends and a bar's return"
 
     def __init__(self, stream):
         self.stream = stream
@@ -277,7 +281,7 @@ def _do(args):
 
 # %% ../nbs/cli.ipynb #9b839502
 def _told(args):
-    "Print or check what the library's own settings.ini can tell: its recipes, and that one is not among them"
+    "List the recipes, or reject an unknown one, if the library's settings.ini is the only one"
     # there may be others
     if 'settings' not in vars(args) or args.settings or Path('settings.ini').exists():
         return False
@@ -291,7 +295,7 @@ def _told(args):
 
 # %% ../nbs/cli.ipynb #6f455a25
 def _end_by_signal():
-    "In a terminal end as one whom Ctrl-C has ended: bash goes on with a loop after any command that just exits"
+    "In a terminal, end as if by Ctrl-C; if a command just exits, bash continues a loop"
     if os.name != 'posix' or sys.stdin is None or not sys.stdin.isatty():
         return
     for stream in sys.stdout, sys.stderr:

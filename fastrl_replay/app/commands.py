@@ -256,7 +256,10 @@ def changes(args) -> dict:
 
 # %% ../../nbs/app/commands.ipynb #e1c876c8
 def _resumed(args, ranks=None):
-    remedy = 'only --steps can be raised, --set device=… moves the network, --memory says where its memory is now'
+    remedy = (
+        'only --steps can be raised, --set device=… moves the network, '
+        '--memory says where its memory is now'
+    )
     for what in 'out', 'settings':
         if getattr(args, what) is not None:
             raise SettingsError('train', f'--{what} with --resume', remedy=remedy)
@@ -301,8 +304,9 @@ def play(args):
     print(f'{title}, {"the best model, of" if args.best else "after"} {step:,} steps')
     d = decimals(returns.mean(), returns.std())
     print(
-        f'mean return of {len(returns)} episodes without exploring: {_spread(returns.mean(), returns.std())}, '
-        f'from {returns.min():.{d}f} to {returns.max():.{d}f}{_share(None if won is None else won.mean())}'
+        f'mean return of {len(returns)} episodes without exploring: '
+        f'{_spread(returns.mean(), returns.std())}, from {returns.min():.{d}f} '
+        f'to {returns.max():.{d}f}{_share(None if won is None else won.mean())}'
     )
     if args.record:
         print(f'video of the first one, with a return of {returns[0]:.{d}f}: {args.record}')

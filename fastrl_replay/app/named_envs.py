@@ -50,7 +50,7 @@ def read_calls(
                 'recipe',
                 f'setting {setting!r}',
                 repr(text),
-                'names, with arguments in brackets: TimeLimit(max_episode_steps=200), my_module:Scale(factor=2)',
+                'names with arguments: TimeLimit(max_episode_steps=200), my_module:Scale(factor=2)',
             ) from None
         calls.append(Call(found[1], found[2], args, kwargs))
         at = found.end()
@@ -117,7 +117,8 @@ def _making(setting, text):
         raise SettingsError(
             'recipe',
             f'setting {setting!r}: there is no environment {name!r}{near}',
-            expected='an id that gymnasium knows, such as CartPole-v1, or one of yours, such as my_module:Maze-v0',
+            expected='an id that gymnasium knows, such as CartPole-v1, '
+            'or one of yours, such as my_module:Maze-v0',
         ) from None
     except Exception as e:
         said = ' '.join(f'{type(e).__name__}: {e}'.split())
@@ -147,16 +148,17 @@ def named_env(
 
 def _named(call, more):
     kwargs = {**more, **call.kwargs}
-    if call.name.startswith('pettingzoo/'):
-        return _of_agents(call.name.partition('/')[2], kwargs)
-    if call.name.startswith('ALE/'):
+    name = call.name
+    if name.startswith('pettingzoo/'):
+        return _of_agents(name.partition('/')[2], kwargs)
+    if name.startswith('ALE/'):
         register_games()
     if not call.module:
-        return gym.make(call.name, *call.args, **kwargs)
-    made = getattr(importlib.import_module(call.module), call.name, None)
+        return gym.make(name, *call.args, **kwargs)
+    made = getattr(importlib.import_module(call.module), name, None)
     if isinstance(made, type) and issubclass(made, gym.Env):
         return gym.wrappers.PassiveEnvChecker(made(*call.args, **kwargs))
-    return gym.make(f'{call.module}:{call.name}', **kwargs)
+    return gym.make(f'{call.module}:{name}', **kwargs)
 
 
 def _of_agents(name, kwargs):
@@ -167,23 +169,25 @@ def _of_agents(name, kwargs):
     if name not in known:
         raise SettingsError(
             'recipe',
-            f"setting 'env': PettingZoo has no parallel environment {name!r}{did_you_mean(name, known)}",
+            f"setting 'env': PettingZoo has no environment {name!r}{did_you_mean(name, known)}",
             expected='one whose agents act at the same time, such as pettingzoo/sisl/pursuit-v5',
         )
     return Agents(make('parallel', name, **kwargs))
 
 
 def _wrapper(call):
+    name = call.name
     if call.module:
-        return getattr(importlib.import_module(call.module), call.name)
+        return getattr(importlib.import_module(call.module), name)
     known = {**WRAPPERS, **dict.fromkeys(gym.wrappers.__all__)}
-    if call.name not in known:
+    if name not in known:
         raise SettingsError(
             'recipe',
-            f"setting 'wrappers': there is no wrapper {call.name!r}{did_you_mean(call.name, known)}",
-            expected="gymnasium's or ours, such as TimeLimit, atari, or one of yours, such as my_module:Scale",
+            f"setting 'wrappers': there is no wrapper {name!r}{did_you_mean(name, known)}",
+            expected="gymnasium's or ours, such as TimeLimit, atari, "
+            'or one of yours, such as my_module:Scale',
         )
-    return known[call.name] or getattr(gym.wrappers, call.name)
+    return known[name] or getattr(gym.wrappers, name)
 
 # %% ../../nbs/app/named_envs.ipynb #ae15dfb6
 def named_store(
@@ -226,5 +230,5 @@ def named_info(
         'recipe',
         "setting 'info'",
         repr(text),
-        'names of entries, with a number or yes or no for those that may be missing: action_mask, is_success=no',
+        'entry names, with a number, yes or no if one may be missing: action_mask, is_success=no',
     )

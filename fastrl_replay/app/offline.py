@@ -70,7 +70,7 @@ def open_memory(
 
 # %% ../../nbs/app/offline.ipynb #432ed191
 class _Parts:
-    "The rows of a memory on disk, oldest first; an error where another process overwrites some before they are read"
+    "Rows of a memory on disk, oldest first; raises if another process overwrites unread rows"
 
     def __init__(self, path):
         self.memory = open_memory(path)
@@ -80,7 +80,7 @@ class _Parts:
 
 # %% ../../nbs/app/offline.ipynb #72a273a6
 def recorded_rows(
-    data,  # a directory with a memory, a file .npz or .parquet with episodes, minari:NAME, or a data set of Minari
+    data,  # directory of a memory, .npz or .parquet of episodes, minari:NAME, Minari's data set
 ):  # a pipe of blocks
     "The rows that a setting names"
     if is_minari(data):

@@ -57,7 +57,7 @@ def coerce_setting(
 
 # %% ../../nbs/app/recipe_settings.ipynb #d06045dd
 def _changed(base, name, settings, new, strict):
-    "Return a recipe with settings in place of those it had; `strict`: only with those that something reads"
+    "Return a recipe with changed settings; `strict`: only with settings that something reads"
     builder = LEARNERS.get(settings.get('learner', base.settings.get('learner')))
     alone = builder.settings if builder else {}  # settings of this learner alone
     all = {k: v for k, (v, _) in alone.items()} | base.settings
@@ -110,7 +110,7 @@ def _is_recipe(name, section, ours):
 
 # %% ../../nbs/app/recipe_settings.ipynb #69d1099e
 def recipes(
-    file=None,  # a settings file on top of the shipped one; None: settings.ini in the working directory, if it is there
+    file=None,  # settings file on top of the shipped one; None: ./settings.ini, if it exists
 ) -> dict:  # name → Recipe
     "All training recipes"
     path = Path(file or 'settings.ini')
@@ -124,7 +124,7 @@ def recipes(
 # %% ../../nbs/app/recipe_settings.ipynb #1de5bd91
 def recipe(
     name: str,  # of a recipe
-    file=None,  # a settings file on top of the shipped one; None: settings.ini in the working directory, if it is there
+    file=None,  # settings file on top of the shipped one; None: ./settings.ini, if it exists
     /,
     **changes,  # setting=value, as text or as a value
 ) -> Recipe:  # with these changes

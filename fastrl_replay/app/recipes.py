@@ -295,8 +295,7 @@ class Agent:
         return self.journal
 
     def counts(self) -> dict:  # plain data
-        """How full the memory is, how old rows were when they were drawn, and what each shard has done; without ages
-        if none was drawn"""
+        "Return how full the memory is, how old drawn rows were (if any), and what each shard did"
         if self.shards is not None:
             stats = self.shards.stats()
             return dict(
@@ -347,16 +346,19 @@ class Agent:
 
     @property
     def resumable(self) -> bool:
-        """Return whether it may be saved now. A single environment that can't be saved must be between two episodes;
-        episodes of several end early"""
+        """Return whether it may be saved now.
+
+        A single environment that can't be saved must be between two episodes; episodes of several
+        end early."""
         several = self.settings['envs'] * self.agents > 1 or self.settings.get('workers')
         return bool(
             several or self.shards is not None or self._here.fresh or self.stepper.saves_exactly()
         )
 
     def open_memory(self) -> int:  # how many rows are there
-        """Open a memory on disk, or read recorded rows, before anything begins, so that no other process writes it; an
-        error if it doesn't fit"""
+        """Open a memory on disk, or read recorded rows; raise if the memory doesn't fit.
+
+        This comes before anything else, so that no other process writes the memory."""
         if recorded(self.settings):
             return self.journal.fill()
         dirs = memory_dirs(self.settings)
@@ -471,10 +473,10 @@ def _check_range(key, value, low, high):
 
 # %% ../../nbs/app/recipes.ipynb #2ae0e340
 INF = float('inf')
-_AT_LEAST_1 = '''envs steps threads max_sz bs train_every n_step target_every eps_steps eval_every eval_episodes
-    report_every save_every episodes length network'''.split()
-_AT_LEAST_0 = '''warmup ratio lr lr_end alpha beta beta_end burn_in overlap memory_spare workers shards restarts
-    eps_power'''.split()
+_AT_LEAST_1 = '''envs steps threads max_sz bs train_every n_step target_every eps_steps eval_every
+    eval_episodes report_every save_every episodes length network'''.split()
+_AT_LEAST_0 = '''warmup ratio lr lr_end alpha beta beta_end burn_in overlap memory_spare workers
+    shards restarts eps_power'''.split()
 _FRACTIONS = 'gamma eta share eps_start eps_end eps_factor eps_base eval_eps'.split()
 RANGES = {  # setting → lowest and highest
     **dict.fromkeys(_AT_LEAST_1, (1, INF)),
@@ -558,7 +560,7 @@ def check_saved(
     name: str,  # of the recipe
     settings: dict,  # as they were saved
 ):
-    "An error where saved settings are of another kind than those of recipes, or lack what every run uses"
+    "Raise if saved settings differ in kind from those of recipes, or lack what every run uses"
     kinds = {k: v for r in reversed(resolved(shipped()).values()) for k, v in r.settings.items()}
     for k, v in settings.items():
         if k in kinds:
@@ -568,7 +570,8 @@ def check_saved(
         raise SettingsError(f'recipe {name!r}', f'settings are missing: {", ".join(missing)}')
 
 
-_ALWAYS = 'learner env envs seed steps threads eval_every eval_episodes report_every save_every solved'.split()
+_ALWAYS = '''learner env envs seed steps threads eval_every eval_episodes report_every save_every
+    solved'''.split()
 
 # %% ../../nbs/app/recipes.ipynb #751933ea
 def play_episodes(

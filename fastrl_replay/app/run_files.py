@@ -120,7 +120,7 @@ def owns_memory(
     config: dict,  # what config.json of the run holds
     path,  # of a memory's directory
 ) -> bool:
-    "Does the memory name this run, and if it lies elsewhere its directory? A copy of a run has its id"
+    "Return whether a memory names this run and, if outside it, its directory (copies share the id)"
     said = run_of(path)
     out = Path(out).resolve()
     inside = out in Path(path).resolve().parents

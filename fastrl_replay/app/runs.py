@@ -139,7 +139,7 @@ class Run:
         name: str,  # of the recipe
         settings: dict,  # of the recipe, with all changes
         ranks=None,  # as `Ranks`, if several learn together
-        spaces=None,  # of observations and actions, that a checkpoint has; None: those of the environment
+        spaces=None,  # of a checkpoint's observations and actions; None: the environment's
     ):
         self.out = Path(out)
         self.name = name
@@ -152,7 +152,7 @@ class Run:
         # seconds so far, and in each part
         self.wall = 0.0
         self.spent = {}
-        # (step, mean return) of evaluations, (step, share of successes); the step at which it was solved
+        # (step, mean return), (step, share of successes) of evaluations; the step that solved it
         self.evals = []
         self.successes = []
         self.solved = None
@@ -363,7 +363,7 @@ class Run:
 
     @contextmanager
     def _parts_written(self, state):
-        "Before the body all ranks have written their parts of a checkpoint; after it those of older ones go"
+        "Write all ranks' parts of a checkpoint before the body, and remove older ones after it"
         if self.ranks.size == 1:
             yield
             return
@@ -519,7 +519,8 @@ def _check_is_mine(config, out, path, named):
             'run',
             f'{place} is not the memory of this run',
             f'that of {said["directory"]}' if 'directory' in said else 'that of no run',
-            remedy='--memory DIR, where it is now; or begin a new run, which continues with these rows',
+            remedy='--memory DIR, where it is now; '
+            'or begin a new run, which continues with these rows',
         )
     if not named and not owns_memory(out, config, path):
         raise SettingsError(
@@ -710,7 +711,7 @@ def _config_errors(out, config):
 
 
 def _check_model(s, policy, path):
-    "Return the spaces of the saved model; raise if it is not that of the settings, before it takes memory"
+    "Return the saved model's spaces; raise, before it takes memory, if it doesn't fit the settings"
     try:
         return check_model('run', s, policy)
     except MISFITS as e:
@@ -720,7 +721,7 @@ def _check_model(s, policy, path):
 def outside(
     s: dict,  # settings
 ) -> dict:  # setting → what is typed to name it again
-    "Return the settings that reach outside of a run: modules, paths, clusters, spaces that may be very large"
+    "Return settings that reach outside of a run: modules, paths, clusters, large spaces"
     found = {}
     for key in 'env', 'wrappers', 'train_wrappers':
         text = s.get(key, 'none')
@@ -736,7 +737,7 @@ def outside(
 
 
 def _check_settings(name, s, trust, again=()):
-    "Raise if saved settings are of other kinds, or reach outside of the run and were not named again"
+    "Raise if saved settings have wrong kinds, or reach outside of the run and were not repeated"
     check_saved(name, s)
     found = {} if trust else {k: v for k, v in outside(s).items() if k not in again}
     if found:
@@ -745,7 +746,7 @@ def _check_settings(name, s, trust, again=()):
             'its settings reach outside of the run',
             ', '.join(f'{k} = {s[k]}' for k in found),
             'no modules, no paths, no clusters, and no large numbers',
-            f'look at what they name, then --trust, or with train the same again: {" ".join(found.values())}',
+            f'check them, then --trust, or repeat them with train: {" ".join(found.values())}',
         )
 
 # %% ../../nbs/app/runs.ipynb #68546df1
@@ -807,7 +808,7 @@ def resume(
 
 
 def _checkpoint(out, s):
-    "Return what checkpoint.pt holds, and the spaces of its model, which must be that of the settings"
+    "Return checkpoint.pt's state and its model's spaces; the model must fit the settings"
     path = Path(out) / 'checkpoint.pt'
     state = load_checkpoint(path)
     if not isinstance(state, dict) or not {'agent', 'run'} <= set(state):

@@ -38,7 +38,7 @@ def checkpoint_bytes(
 
 # %% ../../nbs/app/saved_policies.ipynb #0ed61a59
 def _check_sum(file):
-    "Raise if the bytes of a file are not those of its checksum, or are fewer than those of its parts"
+    "Raise if a file's bytes don't match its checksum, or are fewer than those of its parts"
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - 22 - _COMMENT, 0))
     end = file.read()
@@ -73,7 +73,7 @@ def load_checkpoint(
             'run',
             'no checkpoint',
             path,
-            remedy='start it again, if it was stopped before its first one; best.pt is written by the first evaluation',
+            remedy='start it again if it has none; best.pt is written by the first evaluation',
         ) from None
     except Exception as e:
         raise SettingsError(

@@ -44,7 +44,7 @@ class Kept:
 
 
 class Rarely:
-    "The result of a function, which is called so rarely that it takes at most half a hundredth of a core"
+    "The result of a function, called so rarely that it uses at most half a percent of a core"
 
     def __init__(self):
         self.due = 0.0

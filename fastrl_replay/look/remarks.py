@@ -36,25 +36,28 @@ def about_silence(seen):
     silent = gap > np.maximum(20 * (last - first + 1) / n, max(0.1 * seen['rows'], 100))
     silent &= last > first[~silent].max(initial=-1)  # the others existed then
     if 0 < silent.sum() <= len(ids) / 2:
-        text = f'{ids_text(ids[silent])} sent no row after key {last[silent].max():,}, while others sent {gap[silent].min():,}'
+        text = f'{ids_text(ids[silent])} sent no row after key {last[silent].max():,}; others did'
         yield text, np.sort(last[silent])[::-1][:3]
 
 
 def about_ends(seen):
     e = seen['episode']
     over = np.isin(e['end'], ('terminated', 'truncated'))
-    longest = int(e['length'].argmax())
+    lengths, envs = e['length'], e['env_id']
+    longest = int(lengths.argmax())
+    length = lengths[longest]
+    env = envs[longest]
     if not over.any():
-        if e['length'][longest] > 1000:
-            text = f'no episode in the memory has ended; environment {e["env_id"][longest]} is at step {e["length"][longest]:,}'
+        if length > 1000:
+            text = f'no episode in the memory has ended; environment {env} is at step {length:,}'
             yield text, e['last'][[longest]]
         return
-    env = e['env_id'][longest]
-    others = e['length'][e['env_id'] != env]
-    if over[e['env_id'] == env].any() or over.sum() < 4:
+    others = lengths[envs != env]
+    if over[envs == env].any() or over.sum() < 4:
         return
-    if e['length'][longest] >= max(3 * others.max(), 50):
-        text = f'environment {env} has ended no episode in the memory and is at step {e["length"][longest]:,}; episodes of others have at most {others.max():,}'
+    most = others.max()
+    if length >= max(3 * most, 50):
+        text = f'environment {env} ended no episode by step {length:,}; others end by step {most:,}'
         yield text, e['last'][[longest]]
 
 
@@ -63,10 +66,11 @@ def about_priorities(seen):
     drawn = seen['row']['drawn']
     if draw is None or draw['priority'] is None or len(draw['priority']) < 2 or drawn is None:
         return
-    batches = seen['numbers'].get('batches', drawn.sum() / 100)
+    n = drawn.sum()
+    batches = seen['numbers'].get('batches', n / 100)
     p = draw['priority']
-    if drawn.any() and batches >= 10 and p.max() - p.min() <= 1e-9 * abs(p.max()):
-        text = f'all {len(p):,} priorities are {p[0]:g} after {drawn.sum():,} samples: was update_priorities called?'
+    if n and batches >= 10 and p.max() - p.min() <= 1e-9 * abs(p.max()):
+        text = f'all priorities are {p[0]:g} after {n:,} samples: was update_priorities called?'
         yield text, seen['row']['key'][[drawn.argmax()]]
 
 
@@ -101,18 +105,19 @@ def remarks_on_rows(
     if same.mean() > (0.2 if floats else 0.9):
         found.append((f'next_state equals state in {same.mean():.0%} of {n:,} rows', key[same]))
     elif over.sum() >= 5 and same[over].mean() > 0.9 and same[~over].mean() < 0.5:
-        text = f'next_state equals state in {same[over].mean():.0%} of {over.sum():,} rows that end an episode'
+        text = f'next_state equals state in {same[over].mean():.0%} of {over.sum():,} last rows'
         found.append((text, key[same & over]))
     pairs = np.flatnonzero(rows['follows'])
-    if 'n' in rows or len(pairs) < 50:  # rows of several steps
+    many = len(pairs)
+    if 'n' in rows or many < 50:  # rows of several steps
         return [(text, keys[:3].tolist()) for text, keys in found]
     apart = pairs[~rows['continues'][pairs]]
-    if len(apart) > 0.01 * len(pairs):
-        text = f"next_state is not the next row's state in {len(apart) / len(pairs):.0%} of {len(pairs):,} rows"
+    if len(apart) > 0.01 * many:
+        text = f"next_state is not the next row's state in {len(apart) / many:.0%} of {many:,} rows"
         found.append((text, key[apart]))
     steps = rows['step_n'][pairs + 1] - rows['step_n'][pairs]
     wrong = pairs[(steps != 1) | (rows['episode_n'][pairs + 1] != rows['episode_n'][pairs])]
     if len(wrong):
-        text = f'step_n or episode_n do not count the steps of an episode in {len(wrong):,} of {len(pairs):,} rows'
+        text = f'step_n or episode_n do not count episode steps in {len(wrong):,} of {many:,} rows'
         found.append((text, key[wrong]))
     return [(text, keys[:3].tolist()) for text, keys in found]

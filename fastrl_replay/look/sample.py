@@ -32,7 +32,7 @@ EPISODE_COLUMNS = 'env_id episode_n step_n terminated truncated total_reward n'.
 
 @njit
 def number_episodes(ahead, which, left):
-    "Write the episode of each row, counted from the newest, and how many of its rows follow; return the number of episodes"
+    "Write each row's episode (0: newest) and how many rows follow in it; return how many episodes"
     n = len(ahead)
     many = 0
     for i in range(n - 1, -1, -1):
@@ -236,7 +236,7 @@ def json_text(x) -> str:
 
 # %% ../../nbs/look/sample.ipynb #35955537
 def picture_axes(dtype):
-    "Return the axes of the stack and of the colors, None for each that is missing; None: this is no picture"
+    "Return the axes of the stack and of the colors, None if missing; or None if it's no picture"
     shape = dtype.shape
     if dtype.base.kind not in 'biuf' or not 2 <= len(shape) <= 4:
         return None
@@ -340,7 +340,7 @@ def choose_episodes(
 
 
 def some_steps(n, most, wanted=()):
-    "Return positions of at most about `most` of `n` steps, in runs, with the neighbors of `wanted` ones"
+    "Return positions of about `most` of `n` steps at most, in runs, including those near `wanted`"
     if n <= most:
         return np.arange(n)
     runs = np.linspace(0, n - 12, max(most // 12, 2)).round().astype(int).tolist()
@@ -358,7 +358,7 @@ def equal_rows(a, b):
 
 
 def read_steps(take, keys, at, size):
-    "Read steps `at` of the episode with these keys, a few MB at a time: small columns, and flags of equal states"
+    "Read small columns, and flags of equal states, of an episode's steps `at`, a few MB at a time"
     there = []
     found = []
     many = max(2, 2**22 // size)
@@ -455,7 +455,7 @@ def read_episode(seen, facts, number, keys, most, wanted):
 
 
 def add_pictures(seen, episodes, named, room):
-    "Add the pictures of steps to episodes, eight steps of each in turn, as long as there is room; return the PNGs"
+    "Add pictures of steps to episodes, eight steps each in turn, while there is room; return PNGs"
     texts = []
     known = {}
     spans = {}
@@ -518,7 +518,7 @@ def means(title, seen, keys, values):
 
 
 def sampled_counts(seen):
-    "Return the keys that can be sampled (of sequences the first rows), and how often each was; None: not known"
+    "Return keys that can be sampled (first rows of sequences) and their counts; None: unknown"
     drawn = seen['row']['drawn']
     if drawn is None or not drawn.any():
         return None

@@ -22,9 +22,9 @@ HEADERS = {
     'Referrer-Policy': 'no-referrer',
     'X-Frame-Options': 'SAMEORIGIN',
     'Cross-Origin-Resource-Policy': 'same-origin',
-    'Content-Security-Policy': "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src 'self' data:; "
-    "media-src 'self'; "
-    "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+    'Content-Security-Policy': "default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src 'self' data:; media-src 'self'; connect-src 'self'; "
+    "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
 }
 
 # %% ../../nbs/look/server.ipynb #bfff8eaa
@@ -105,7 +105,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(
         self,
-        answer,  # name of a page → (content type, bytes or an open file), or None; called from several threads
+        answer,  # name of a page → (content type, bytes or open file) or None; threads call it
         port: int = 0,  # 0: one that is free
     ):
         self.answer, self.token = answer, secrets.token_urlsafe(16)

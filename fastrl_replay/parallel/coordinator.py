@@ -79,7 +79,7 @@ def _open_log(path, new):
 
 # %% ../../nbs/parallel/coordinator.ipynb #5e2f000d
 class ShardLog:
-    "What a shard records beside its rows: counts, and of each of the last 1024 clients its last call of `add`"
+    "A log next to the rows of a shard: counts, and the last `add` of each of the last 1024 clients"
 
     def __init__(
         self,
@@ -99,12 +99,12 @@ class ShardLog:
         self.counts['rows_before'] = min(self.counts['rows_before'], inserted)
 
     def find(self, client, call) -> int:  # the first key; None: it is not in the log
-        "The rows of a call of `add`, or of a later one of this client, which no longer waits for this one"
+        "Find the rows of a client's `add`, or of a later one if the client no longer waits for it"
         found = np.flatnonzero((self.adds['client'] == client) & (self.adds['call'] >= call))
         return int(self.adds['first'][found[0]]) if len(found) else None
 
     def record(self, client, call, first, rows) -> int:  # the entry's place
-        "A call of `add`, before its rows are added; `client` is written last, which makes the entry valid"
+        "Log a call of `add` before its rows are added; `client`, written last, validates the entry"
         mine = np.flatnonzero(self.adds['client'] == client)
         place = int(mine[0] if len(mine) else self.counts['n_adds'] % len(self.adds))
         self.erase(place)
@@ -219,7 +219,7 @@ class Shard:
     def sample(
         self, n, batches, counted
     ) -> tuple:  # pickled batches, and the exponent of their weights
-        "Draw a part of a batch; `batches` were drawn from all shards so far, and this one is `counted` here or elsewhere"
+        "Draw a part of a batch, after `batches` of all shards; `counted`: 1 to count it here, or 0"
         parts = []
         first_key = int(self.counts['first_key'])
         while n:  # more than once where more rows are asked for than there are
@@ -320,7 +320,7 @@ class Coordinator:
                     self.name,
                     f'shard {rank} of {len(self.shards)} has not started within {limit:g} seconds',
                     'no machine of the cluster has room for it, or is slow',
-                    remedy='give the cluster room, or serve fewer shards, or such as need less: engine=RayEngine(num_cpus=…)',
+                    remedy='more machines, fewer shards, or lower needs: RayEngine(num_cpus=…)',
                 )
             raise ServiceError(
                 self.name,

@@ -72,7 +72,7 @@ def outline(x) -> tuple:  # bytes, and the tensors in the order of their numbers
 
 # %% ../../nbs/parallel/engines.ipynb #db8075f5
 class Weights:
-    "Copies of tensors as bytes: `write` fills one, `refresh` brings what has changed to a worker's own tensors"
+    "Copies of tensors as bytes; `write` fills one, `refresh` updates a worker's tensors from one"
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Weights:
         seen,  # the `versions` that it has of them
         i,  # which copy
     ):
-        "Overwrite what has changed since it was `seen`; the rest may be the worker's own, such as a noise"
+        "Copy the tensors that changed since `seen`; others may be the worker's own, such as noise"
         new = self.versions(i)
         seen = seen[: 8 * len(own)].view(torch.int64) if seen.dtype == torch.uint8 else seen
         for k in (seen != new).nonzero().flatten().tolist():
@@ -282,7 +282,7 @@ class Served:
         self.replay = None
 
     def answer(self, what, *args) -> bytes:
-        "The pickle of: what was asked, items or data, what went wrong, what is to be said of batches, and news"
+        "Return a pickle: the request, items or data, an error, and facts about batches with news"
         value = []
         error = None
         said = None
@@ -397,7 +397,7 @@ class Worker:
 
 # %% ../../nbs/parallel/engines.ipynb #a3b1c6d3
 class Silence:
-    "How long workers have been waited for; each is named when its patience is over, and again after twice that time"
+    "How long workers have been silent; warns after their patience, and whenever the time doubles"
 
     def __init__(self):
         self.waits, self.last = {}, monotonic()  # of each: seconds, and when it is named next

@@ -20,7 +20,7 @@ from ..steps.states import array, block, checked, flag, integer, listed
 
 # %% ../../nbs/parallel/prefetch.ipynb #81585893
 class _Draw:
-    "A batch that was begun; it is made by the thread, or by who waits for it where the thread wasn't told"
+    "A batch that the thread makes, or, if the thread was not told, the caller that waits for it"
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ def _check_source(source):
             'its source',
             type(source).__name__,
             'a replay',
-            'put it directly after the replay; to run a whole chain ahead, .parallel(1) or torchdata.nodes.Prefetcher',
+            'put it directly after the replay; chains: .parallel(1) or torchdata.nodes.Prefetcher',
         )
 
 # %% ../../nbs/parallel/prefetch.ipynb #547ce90c

@@ -36,9 +36,9 @@ class _Shared(Weights):
             raise RuntimeError(
                 problem(
                     'Parallel',
-                    f'{copies} copies of the weights, {copies * size / 1e6:.0f} MB, in shared memory',
+                    f'{copies} copies of weights, {copies * size / 1e6:.0f} MB, in shared memory',
                     e,
-                    remedy='a larger `weights_every`, a larger /dev/shm, a smaller `ahead`, or fewer workers',
+                    remedy='larger `weights_every` or /dev/shm, smaller `ahead`, or fewer workers',
                 )
             ) from e
 
@@ -47,7 +47,7 @@ _ends = weakref.WeakSet()  # this side of the pipes of all workers
 
 
 def _leave_with(sentinel, parent):
-    "Leave when the main process has gone without a word; others that it started may hold what tells it"
+    "Exit when the main process has died; its other children may keep its sentinel open"
     while not connection.wait([sentinel], 1) and os.getppid() == parent:
         pass
     os._exit(1)
@@ -313,7 +313,10 @@ class _Worker(Worker):
             else f'signal {signal.Signals(-code).name}'
         )
         if code == -signal.SIGKILL:
-            hint = '\n\nSIGKILL often means that the system had no memory left; fewer workers need less.'
+            hint = (
+                '\n\nSIGKILL often means that the system had no memory left; '
+                'fewer workers need less.'
+            )
         if code == 1 and type(self.process).__name__ != 'ForkProcess':
             hint = (
                 "\n\nWhat it printed is above. "
@@ -352,8 +355,8 @@ class Processes:
 
     def __init__(
         self,
-        method: str = None,  # how processes start: 'fork', 'spawn' or 'forkserver'; None: as the system does
-        patience: float = 300.0,  # seconds of waiting for a worker until a warning names it; 20 where it is stopped
+        method: str = None,  # start of processes: 'fork', 'spawn', 'forkserver'; None: the default
+        patience: float = 300.0,  # seconds until a warning names a silent worker; 20 if stopped
     ):
         self.patience = number('Processes', 'patience', patience)
         self.method = choice('Parallel', 'method', method, (None, *mp.get_all_start_methods()))

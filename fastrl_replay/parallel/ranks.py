@@ -169,7 +169,7 @@ class Ranks(Alone):
 
     def __init__(
         self,
-        timeout: float = 1800.0,  # seconds that a message may take: longer than what one rank does alone, such as evaluations
+        timeout: float = 1800.0,  # seconds per message; more than a rank works alone (evaluations)
         patience: float = 5.0,  # seconds in which the others must answer when a message has failed
     ):
         self.timeout = timedelta(seconds=number('Ranks', 'timeout', timeout, 0.001))
@@ -327,7 +327,7 @@ def _backend():
 
 # %% ../../nbs/parallel/ranks.ipynb #9d8b7866
 class Rounds(Collected):
-    "Blocks that all ranks have at a time, and one journal of them all; over for all where it is over for one"
+    "Blocks of all ranks in step, with one journal for all; when one rank is done, all are"
 
     takes_any_item = False
 
@@ -335,7 +335,7 @@ class Rounds(Collected):
         self,
         source,  # a pipe of blocks of equally many rows, in each rank
         ranks,  # as `Ranks`
-        journal=None,  # what counts steps and returns in this rank; None: rows of the blocks are counted
+        journal=None,  # counts steps and returns of this rank; None: count the rows of blocks
         max_steps: float = float('inf'),  # end when all together have made so many
         max_episodes: float = float('inf'),  # end when so many of their episodes have ended
     ):
@@ -385,7 +385,7 @@ class Rounds(Collected):
                 'a checkpoint of another number of ranks',
                 now,
                 n,
-                f'torchrun --nproc-per-node {n}: rows stay with their rank; or begin anew with the weights of its networks',
+                f'torchrun --nproc-per-node {n} (ranks keep rows), or a new run with its weights',
             )
         return Collected.check_state(self, {k: v for k, v in state.items() if k != 'ranks'})
 
@@ -432,7 +432,7 @@ def _checked_chain(pipe):  # the replay; the stage after it, None: there is none
             'join',
             type(pipe if replay is None else replay).__name__,
             'a chain with a replay of rows, sequences or goals',
-            'each rank has its part of the memory: leave out .parallel after a replay, mixtures, and learners without one',
+            'leave out .parallel after a replay, and mixtures; the learner needs a replay',
         )
     while pipe is not replay:
         stages.append(pipe)

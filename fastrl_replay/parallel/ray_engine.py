@@ -127,7 +127,7 @@ class _RayWorker(Worker):
 
     def _no_room(self):
         self.kill()
-        return f'no machine of the cluster has started it within {self.patience:g} seconds: it has too few resources'
+        return f'no machine of the cluster has started it within {self.patience:g} seconds: no room'
 
     def kill(self):
         "End it at once, wherever it is"
@@ -214,8 +214,8 @@ class RayEngine:
         num_cpus: float = 1,  # that a worker needs; nested workers run within these
         num_gpus: float = 0,  # GPUs that each worker needs
         resources: dict = None,  # others, by name
-        address: str = None,  # of a cluster, or 'auto'; None: `ray.init`'s, RAY_ADDRESS, the last one here, or a new one
-        patience: float = 300.0,  # seconds until there is a connection, and until a worker must have answered once
+        address: str = None,  # of a cluster, or 'auto'; None: RAY_ADDRESS, the latest, or a new one
+        patience: float = 300.0,  # seconds to connect, and for the first answer of a worker
     ):
         def checked(name, x):
             return number('RayEngine', name, x)
@@ -261,7 +261,7 @@ class RayEngine:
                 f'address {self.address!r}',
                 f'{found}, {where}, lets in no program without its token',
                 'RAY_AUTH_MODE=token in the environment, and that token in ~/.ray/auth_token',
-                'export RAY_AUTH_MODE=token before the program; from the head, copy that file to each machine',
+                'export RAY_AUTH_MODE=token first; copy that file from the head to each machine',
             ) from e
         if isinstance(e, (ConnectionError, ValueError)):
             raise ArgumentError(

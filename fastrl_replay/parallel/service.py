@@ -87,7 +87,7 @@ class Service(Pipe):
         self,
         name: str,  # under which it is served
         limit: float = 60.0,  # seconds that a call waits, for rows or for draws
-        address: str = None,  # of the cluster; None: the one that this program is connected to, or the one that runs here
+        address: str = None,  # of the cluster; None: the connected one, or the one here
     ):
         _check_name('connect', 'name', name)
         super().__init__()
@@ -169,7 +169,7 @@ class Service(Pipe):
         self,
         steps: Steps,  # a block, or one row
     ) -> np.ndarray:  # the rows' keys
-        "Add rows, when draws have used enough of those before; a block that doesn't fit is refused whole"
+        "Add rows once draws have used enough earlier ones; add all of a block or nothing"
         if not isinstance(steps, Steps):
             raise ArgumentTypeError('Service', 'rows', type(steps).__name__, 'Steps')
         with self._adding:
@@ -196,7 +196,7 @@ class Service(Pipe):
             return (first + np.arange(len(steps))) * self.shards + self._rank
 
     def _renumbered(self, steps):
-        "A copy with the service's numbers of environments; blocks that the memory will refuse are left as they are"
+        "Return a copy with the service's environment numbers, as is if the memory will reject it"
         columns = steps.dtype.names
         steps = steps.copy()
         ids = (
@@ -227,7 +227,7 @@ class Service(Pipe):
         *,
         env_id=0,  # whose step it is, or that of the first of these, or of each
         final_obs=None,  # the last states of environments that have been reset already
-        autoreset_mode=None,  # 'next_step' or 'same_step' if the environments of a vector reset themselves
+        autoreset_mode=None,  # 'next_step' or 'same_step' if a vector resets its environments
         **columns,  # what else is known of the step
     ) -> np.ndarray:  # the keys of new rows
         "Add a step of an environment, or one of each environment of a vector"
@@ -263,7 +263,7 @@ class Service(Pipe):
         keys,  # of what was drawn: the batch's `index`
         td,  # TD errors, a tensor or an array
     ):
-        "Update priorities in the shards; keys whose rows were overwritten are left out, and counted"
+        "Update priorities in the shards; skip and count keys whose rows were overwritten"
         keys, td = as_feedback('Service', keys, td)
         if not len(keys):
             return
@@ -331,7 +331,7 @@ def serve(
     name: str,  # by which programs connect to it
     shards: int = 1,  # parts, each an actor with `max_sz` rows
     ahead: int = 1000,  # with `ratio`: rows that may be added before batches have used them
-    engine: RayEngine = None,  # which cluster, and what a shard needs; None: the one that runs, and a CPU
+    engine: RayEngine = None,  # cluster, and needs of a shard; None: the running one, and a CPU
 ) -> Service:  # connected to it
     "Keep this memory in a Ray cluster, under a name, until the service is stopped"
     engine = engine or RayEngine(address='auto')
@@ -388,7 +388,7 @@ def _check_served(replay, who, name):
 def connect(
     name: str,  # under which a memory is served
     limit: float = 60.0,  # seconds that a call waits, for rows or for draws
-    address: str = None,  # of the cluster; None: the one that this program is connected to, or the one that runs here
+    address: str = None,  # of the cluster; None: the connected one, or the one here
 ) -> Service:
     "A memory that is served in this cluster"
     return Service(name, limit, address)

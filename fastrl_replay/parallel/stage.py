@@ -96,13 +96,13 @@ class Parallel(Pipe):
         self,
         source,  # the chain that workers run; it begins with a stepper
         num_workers: int = 2,  # how many copies; 0: run the chain here
-        ahead: int = None,  # items that may wait ready, of all workers together; None: a chunk of each worker
+        ahead: int = None,  # items that wait ready in all workers; None: a chunk of each
         chunk: int = 4,  # items that travel together
-        method: str = None,  # how processes start: 'fork', 'spawn' or 'forkserver'; None: as the system does
-        restarts: int = 0,  # how many workers that failed or crashed are restarted; the next one ends the run
+        method: str = None,  # start of processes: 'fork', 'spawn', 'forkserver'; None: the default
+        restarts: int = 0,  # how many failed or crashed workers to restart; the next ends the run
         engine='process',  # what runs them: a name in `ENGINES`, or an engine
-        ordered: bool = True,  # chunks in turn, the same stream each time; False: from whichever worker is ready
-        weights_every: int = 0,  # items between two versions of the weights; 0: each request has the newest
+        ordered: bool = True,  # chunks in turn, reproducibly; False: from any worker that is ready
+        weights_every: int = 0,  # items between versions of the weights; 0: newest in each request
     ):
         super().__init__(source)
         self.num_workers = whole('Parallel', 'num_workers', num_workers, 0, MAX_WORKERS)
@@ -200,7 +200,7 @@ class Parallel(Pipe):
         self._just_opened = True
 
     def _close(self):
-        "End the workers; the next pass begins with new ones, whose keys follow those that were given out"
+        "End the workers; the next pass starts new ones, whose keys follow those already given out"
         for w in self._workers:
             self._first_keys[w.info.rank] += max(w.newest, default=-1) + 1
         try:
@@ -317,7 +317,7 @@ class Parallel(Pipe):
         return w
 
     def _next_worker(self):
-        "In turn, past those whose pass has ended; where order doesn't count, past those that are not ready, too"
+        "Return the next worker in turn whose pass goes on; if unordered, the first that is ready"
         turns = self._workers[self._turn :] + self._workers[: self._turn]
         live = [w for w in turns if not w.over]
         while not self.ordered:
@@ -335,7 +335,7 @@ class Parallel(Pipe):
         return live[0]
 
     def _wants(self, w):
-        "Is there more to ask? Not after the end of a pass: a worker that was restored would begin the next one"
+        "Return whether to ask for more; past the end, a restored worker would begin the next pass"
         over = w.over or any(b['over'] for b in w.chunks)
         return not over and len(w.asked) + len(w.chunks) < self._depth
 
@@ -364,7 +364,7 @@ class Parallel(Pipe):
             w.request('next', told, weights, self._pass)
 
     def _fetch(self, w):
-        "Wait for a worker's next chunk; one that failed is restarted, or its chunk says what happened"
+        "Wait for a worker's next chunk; restart a failed worker, or keep its error in the chunk"
         began = monotonic()
         w.wait()
         self.waited += monotonic() - began
@@ -391,7 +391,7 @@ class Parallel(Pipe):
                 self._restart(w, error)
 
     def _restart(self, w, error):
-        "Another worker instead of one that failed, asked for the same; what its batches were told is stale"
+        "Replace a failed worker and repeat its requests; feedback to its batches becomes stale"
         self.restarted += 1
         asked = len(w.asked)
         rank = w.info.rank
@@ -447,7 +447,7 @@ class Parallel(Pipe):
         )
 
     def _answered(self, w, asked, *args):
-        "What a worker without open requests answers; one that has crashed is restarted, and asked again"
+        "Return the answer of a worker without open requests; restart a crashed one and ask again"
         while True:
             with interrupts_wait():
                 w.told, told = [], w.told
@@ -555,7 +555,7 @@ class Parallel(Pipe):
             if facts is not None and v is not w:
                 others[v] = facts
         every = zip(*map(parts_of, [told[-1], *others.values()]))
-        # how many rows of each replay can be drawn; without mixtures a factor that is the same for all weights
+        # drawable rows of each replay; without mixtures, the same factor for all weights
         drawable = [sum(p.get('drawable', 0) for p in parts) or 1 for parts in every]
         tops = [weight_scales(f, self._share(v), drawable)[1] for v, f in others.items()]
         for batch, facts in zip(batches, told):
@@ -569,7 +569,7 @@ class Parallel(Pipe):
             w.facts = told[-1]
 
     def stats(self) -> dict:  # numbers by name, and under `workers` such a dict for each
-        "Items passed on; how many items old their weights were, and the bound; waits, restarts and losses; rows"
+        "Return counts: items, lag of weights (in items) and bound, waits, restarts, losses, rows"
         # inf: one may be slow
         bound = self._under_way + max(self.weights_every - 1, 0) if self.num_workers else 0
         if self.num_workers > 1 and not self.ordered:
@@ -749,7 +749,7 @@ class Parallel(Pipe):
                 'sample: batches that were received, and not handed on',
                 'none',
                 'one',
-                'iterate, as in `for batch in pipe`: workers draw their batches before they are asked for',
+                'iterate, as in `for batch in pipe`: workers draw batches ahead of requests',
             )
         return self._due.popleft()
 
