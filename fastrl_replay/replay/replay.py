@@ -419,11 +419,11 @@ class Replay(Pipe):
 
     def _tell_sampler(self, known=False) -> bool:
         "Return whether any key came or left; `known`: priorities of those that came lie there"
-        keys = self.view.completed()
-        if keys is None:
-            return False
         sampler = self.sampler
         end, oldest = self.memory.span
+        keys = self.view.completed(oldest)
+        if keys is None:
+            return False
         sampler.added(max(sampler.end, oldest), end, oldest)
         if len(keys):
             sampler.insert(keys)

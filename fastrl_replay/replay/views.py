@@ -155,8 +155,8 @@ class View:
         "See rows with keys from `first` on, perhaps again"
         raise NotImplementedError
 
-    def completed(self) -> np.ndarray:
-        "Return keys that can be drawn from now on; None: none came, and none left"
+    def completed(self, oldest) -> np.ndarray:
+        "Return keys, from `oldest` on, that can be drawn now; None: none came, and none left"
         raise NotImplementedError
 
     def told(self):
