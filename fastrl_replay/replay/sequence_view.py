@@ -305,6 +305,7 @@ class SequenceView(View):
         if self.steps is None:
             return None
         self._enter(oldest)
+        self._completed = self._completed[self._completed >= oldest]
         return self._completed if len(self._completed) or self._counters[LEFT] else None
 
     def _enter(self, oldest):

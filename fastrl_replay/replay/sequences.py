@@ -7,7 +7,6 @@ __all__ = ['SequenceReplay']
 
 # %% ../../nbs/replay/sequences.ipynb #fd272f91
 import warnings
-import numpy as np
 from fastcore.meta import delegates
 from ..steps.errors import choice, number, outside, whole
 from ..memory.rows import Store
