@@ -326,6 +326,7 @@ def test_what_a_script_writes_is_up_to_date(script):
 
 def test_ruff_is_content():
     run(sys.executable, '-m', 'ruff', 'check', 'fastrl_replay', 'tests', 'docs', 'benchmarks')
+    run(sys.executable, '-m', 'ruff', 'check', '--select', 'E501', 'nbs')
 
 
 # A first script, run with the installed wheel and nothing else.

@@ -44,7 +44,8 @@ from gymnasium import spaces
 
 # %% ../../nbs/memory/timeline.ipynb #070e1287
 NO_ROWS = step_dtype(spaces.Discrete(1), spaces.Discrete(1))  # any rows, for links of none
-# id of a memory on disk that this process closed, or path if it was empty → next key, and where it stood
+# id of a memory on disk that this process closed (path, if it was empty)
+# → next key, and where it stood
 _CLOSED = {}
 
 
