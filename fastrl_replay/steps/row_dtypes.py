@@ -78,7 +78,7 @@ def column_dtype(
 ) -> np.dtype:
     "The dtype of a column, which torch must be able to look at, and whose name must be free"
     dtype = space_dtype(x, name) if isinstance(x, spaces.Space) else np.dtype(x)
-    if name in _TAKEN or name[:1] == '_':
+    if name in _TAKEN or name[:1] in ('', '_'):
         raise ArgumentError(
             'step_dtype',
             f'{name!r} is a name that Steps needs itself',
