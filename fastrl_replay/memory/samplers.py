@@ -6,7 +6,7 @@
 __all__ = ['SAMPLERS', 'left_out', 'Sampler', 'Uniform', 'importance_weights', 'drawn']
 
 # %% ../../nbs/memory/samplers.ipynb #818c76d3
-import numpy as np
+import numpy as np, torch
 from ..steps.compiled import njit
 from fastrl_replay.steps.errors import (
     ArgumentError,
@@ -17,7 +17,7 @@ from fastrl_replay.steps.errors import (
 )
 from .draws import Draws, draw_distinct, draw_keys, draw_most
 from .places import Place
-from ..steps.states import checked, integer, text
+from ..steps.states import array, checked, integer, text
 
 # %% ../../nbs/memory/samplers.ipynb #7e935f0e
 def left_out(
@@ -173,6 +173,9 @@ class Uniform(Sampler, named='uniform'):
         super().clear()
         # or two samplers, used by two threads, would have one
         self._table = np.empty(0, np.int32)
+        # where keys wait: those that were inserted, oldest first, a part of `_room`
+        self._keys = self._room = np.empty(0, np.int64)
+        self._start = 0
         # the last probabilities, and of how many keys
         self._p = np.empty(0)
         self._p_of = 0
@@ -183,25 +186,65 @@ class Uniform(Sampler, named='uniform'):
     ) -> tuple:  # keys (int64) and the probability of each
         "Draw `n` keys, distinct unless `replacement`"
         n = int(n)
-        here = self.end - self.first
+        here = len(self)
+        first = 0 if self.waits else self.first
         least = 1 if self.replacement else max(n, 1)
         if here < least:
             raise NotEnoughRows('Uniform', 'keys to draw', here, f'at least {least}')
         keys = np.empty(n, np.int64)
         if self.replacement:
-            self._count = draw_keys(self._seed, self._count, self.first, here, keys)
+            self._count = draw_keys(self._seed, self._count, first, here, keys)
         elif 2 * n > here:
-            self._count = draw_most(self._seed, self._count, self.first, here, keys)
+            self._count = draw_most(self._seed, self._count, first, here, keys)
         else:
             if len(self._table) < 4 * n:
                 self._table = np.empty(4 << (n - 1).bit_length(), np.int32)
-            self._count = draw_distinct(
-                self._seed, self._count, self.first, here, keys, self._table
-            )
+            self._count = draw_distinct(self._seed, self._count, first, here, keys, self._table)
+        if self.waits:
+            keys = self._keys[keys]
         p = self._p
         return keys, p if self._p_of == here and len(p) == n else self._equal_probabilities(n, here)
 
     sample.trusted = True  # what it gives needs no check
+
+    def __len__(self):
+        return len(self._keys) if self.waits else self.end - self.first
+
+    nbytes = property(lambda self: self._room.nbytes, doc='Bytes reserved')
+
+    def added(self, first, end, oldest=0):
+        super().added(first, end, oldest)
+        if self.waits:
+            gone = np.searchsorted(self._keys, oldest)
+            vars(self).update(_keys=self._keys[gone:], _start=self._start + gone)
+
+    def insert(self, keys):
+        "Let keys that were added be drawn from now on; most are newer than those before"
+        at = np.searchsorted(self._keys, keys.min())
+        newest = np.union1d(self._keys[at:], keys)
+        n = at + len(newest)
+        if self._start + n > len(self._room):
+            room = np.empty(2 * n, np.int64)
+            room[:at] = self._keys[:at]
+            vars(self).update(_room=room, _keys=room[:at], _start=0)
+        end = self._start + n
+        self._room[end - len(newest) : end] = newest
+        self._keys = self._room[self._start : end]
+
+    def state_dict(self):
+        state = super().state_dict()
+        return dict(state, inserted=torch.from_numpy(self._keys.copy())) if self.waits else state
+
+    def check_state(self, state):
+        state = super().check_state(state)
+        keys = array(np.int64, None, low=state['first'], high=state['end'] - 1)
+        return checked('Uniform', dict(inserted=keys), state, more=True) if self.waits else state
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        if self.waits:
+            keys = np.unique(self.check_state(state)['inserted'])
+            vars(self).update(_room=keys, _keys=keys, _start=0)
 
     def _equal_probabilities(self, n, here):
         "Of `n` keys; in a full memory the same array is given out each time"

@@ -59,7 +59,7 @@ class ReplayByKind(Replay):
             bs,
             max_sz,
             sampler=sampler,
-            default=lambda: self._sampler_of(kind, view),
+            default=lambda: self._sampler_of(kind),
             view=view,
             store=store,
             beta=beta,
@@ -92,14 +92,13 @@ class ReplayByKind(Replay):
         scheduled(who, 'beta', beta)
         vars(self).update(settings)
 
-    def _sampler_of(self, kind, view):
+    def _sampler_of(self, kind):
         "A sampler of this kind, with the settings that were kept"
-        alike = view.follows and self.kind == 'uniform'
         return sampler_of_kind(
             type(self).__name__,
-            'proportional' if alike else kind,
+            kind,
             capacity=self.max_sz,
-            alpha=0.0 if alike else self.alpha,
+            alpha=self.alpha,
             eps=self.eps,
             seed=self.seed,
             stratified=self.stratified,

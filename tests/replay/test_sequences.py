@@ -601,9 +601,21 @@ def test_arguments_are_checked(kw, words):
         made(**kw)
 
 
+class Newest(Sampler):
+    "Has no `insert`, so it does not know which keys begin a sequence"
+
+    def sample(self, n):
+        return np.full(n, self.end - 1), np.ones(n)
+
+
 def test_a_sampler_that_draws_rows_in_order_is_refused():
-    with pytest.raises(TypeError, match='SequenceReplay: sampler; got Uniform without'):
-        made(sampler=Uniform())
+    with pytest.raises(TypeError, match='SequenceReplay: sampler; got Newest without insert'):
+        made(sampler=Newest())
+
+
+def test_an_own_uniform_sampler_draws_sequences():
+    replay = made(numbered(8), overlap=0, burn_in=0, bs=2, sampler=Uniform(seed=0))
+    assert sorted(replay.sample().index.tolist()) == [0, 4]
 
 
 def learned(errors=(4, 1), **kw):
