@@ -21,7 +21,16 @@ from ..steps.core import Steps, pack, same_fields
 from ..steps.errors import ArgumentTypeError, BlockError, StateError, outside, problem
 from ..steps.nested import fields_of, nested_dtype
 from ..steps.row_dtypes import column_dtype, dtype_spec, step_dtype
-from ..steps.states import Misfit, anything, block, checked, listed, maybe, row_dtype
+from fastrl_replay.steps.states import (
+    Misfit,
+    anything,
+    block,
+    checked,
+    integer,
+    listed,
+    maybe,
+    row_dtype,
+)
 from .episodes import BlockGate, refuse_nan, standing_dtype
 from .numbering import MAX_ENVS
 from .vector_slots import COUNTED, as_mode
@@ -310,6 +319,8 @@ class StepRows:
         self._names = ()
         self._of = None  # env_id and number of environments, as they were given
         self._warned = False
+        self._made = False  # are there rows that are not counted so far?
+        self._late = False  # do environments reset in the step after an end?
         self._looked = False  # was the step after an end looked at?
         # env_id → the last state of its episode, which a reset may follow;
         # None: the step that ended it was refused
@@ -324,15 +335,17 @@ class StepRows:
     ) -> np.ndarray:  # the rows; fewer if some only reset
         "Make rows of a step; they count when `done` is called"
         mode = as_mode(mode, who=self.who)
+        self._made = False
+        self._late = mode == AutoresetMode.NEXT_STEP
         if self._names != [*values] or not (self.new.one and self.new.one.write(values.values())):
             self._write(values)
         rows = self.new.rows
         if type(env_id) is not int or self._of != (env_id, len(rows)):
             self._turn_to(env_id, len(rows))
         if self.lost:
-            self._find_resets(mode == AutoresetMode.NEXT_STEP)
+            self._find_resets()
         self._restarted = None
-        outcome = self._number(mode == AutoresetMode.NEXT_STEP)
+        outcome = self._number()
         if mode is None and final_obs is None:
             if outcome & ENDED and np.ndim(values['reward']):
                 raise self._undeclared()
@@ -340,14 +353,18 @@ class StepRows:
                 self._look_for_reset()
         elif outcome & ENDED and (final_obs is not None or mode == AutoresetMode.SAME_STEP):
             self._put_final(rows, final_obs)
+        self._made = True
         return rows.compress(~self._resets) if outcome >= LEFT_OUT else rows
 
     def done(self):
-        "Count the rows that were made last"
+        "Count the rows that were made last, if they are not counted so far"
+        if not self._made:
+            return
         if self.lost:
             for e in self.ids.tolist():
                 self.lost.pop(e, None)
-        self.new, self.last = self.last, self.new
+        # in one call, which no interrupt divides
+        vars(self).update(new=self.last, last=self.new, _made=False)
         if not self._names:
             self.dtype = self.last.rows.dtype
             self._names = [k for k in self.dtype.names if k not in _NUMBERED]
@@ -382,13 +399,13 @@ class StepRows:
         counts[:, EPISODE] += counts[:, OVER] == 0
         counts[:, [STEP, TOTAL, RESTARTS]] = 0
 
-    def _find_resets(self, late):
+    def _find_resets(self):
         "Let rows that only reset follow an episode's end that was refused or is forgotten"
         for i, e in enumerate(self.ids.tolist()):
             if e not in self.lost:
                 continue
             ended, row = self.lost[e], self.new.rows[i : i + 1]
-            if not late or row['reward'] != 0 or row['terminated'] or row['truncated']:
+            if not self._late or row['reward'] != 0 or row['terminated'] or row['truncated']:
                 continue
             before = self.last.rows['next_state'][i : i + 1]
             if ended is None:
@@ -466,7 +483,8 @@ class StepRows:
             if stand['counts'].tolist() != _FRESH:
                 self.known[e] = stand
         self.ids, self._of = self.ids[:0], None
-        while len(self.known) > _MANY:
+        # where resets come late, one that has ended is not gone
+        while len(self.known) > _MANY and not self._late:
             e = next(iter(self.known))
             stand = self.known.pop(e)
             if not stand['counts'][OVER] or memory is not None and stand['key'] > memory.oldest:
@@ -497,15 +515,15 @@ class StepRows:
             stands['counts'][:, EPISODE] += found['counts'][:, STEP] > 0
         self.known = {int(stand['env_id']): stand for stand in stands}
 
-    def _number(self, late):
-        new, last = self.new, self.last
+    def _number(self):
+        new, last, late = self.new, self.last, self._late
         outcome = number_steps(
             new.raw, last.raw, self._at, self.ids, late, new.counts, last.counts, self._resets
         )
         if outcome < 0:
             raise self._refusal(-1 - outcome)
         if outcome & RESTARTED and self._check_restarts():
-            return self._number(late)
+            return self._number()
         return outcome
 
     def _refusal(self, i):
@@ -591,12 +609,14 @@ class StepRows:
         if self.dtype is not None:
             dtype = dtype_spec(self.dtype)
             stands = pack(Steps(np.array([*self.known.values()], self.standing)))
-        return dict(dtype=dtype, stands=stands)
+        return dict(dtype=dtype, stands=stands, lost=[*self.lost])
 
     def load(self, state):
         "Continue from what was saved; this object must be new"
-        form = dict(dtype=maybe(_row_dtype), stands=maybe(block))
+        lost = listed(integer(0, MAX_ENVS - 1))
+        form = dict(dtype=maybe(_row_dtype), stands=maybe(block), lost=lost)
         state = checked(self.who, form, state)
+        self.lost = dict.fromkeys(state['lost']) | self.lost
         self.dtype = state['dtype']
         if self.dtype is None:
             return
@@ -702,6 +722,13 @@ class OwnSteps(Pipe):
             self._waiting.append(steps)
         self.rows.done()
 
+    def __getstate__(self):  # a copy goes on with new episodes, after these ends
+        return dict(super().__getstate__(), ends=self.rows.ends())
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self.rows.lost = vars(self).pop('ends')
+
     def snapshot(self):
         return dict(steps=self.rows.snapshot(), waiting=[pack(b) for b in self._waiting])
 
@@ -715,7 +742,7 @@ class OwnSteps(Pipe):
         ends = self.rows.ends()
         self._fresh()
         self.rows = state['steps']
-        self.rows.lost = ends
+        self.rows.lost |= ends
         self._waiting.extend(state['waiting'])
 
 # %% ../../nbs/envs/own_steps.ipynb #05e1f026

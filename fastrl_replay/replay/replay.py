@@ -355,6 +355,7 @@ class Replay(Pipe):
         how = env_id, final_obs, autoreset_mode
         with self.lock:
             first = self._own_steps()
+            before = self.memory.inserted
             try:
                 if first:
                     return self._pass_on(first, values, how)
@@ -366,13 +367,23 @@ class Replay(Pipe):
                 self._steps.done()
                 return keys
             except BaseException:
-                (first.rows if first else self._steps).refused(values, env_id)
+                if not first and self.memory.inserted > before:
+                    self._steps.done()  # the interrupt came after the rows
+                else:
+                    self.step_rows.refused(values, env_id)
                 raise
+
+    @property
+    def step_rows(self) -> StepRows:
+        "What makes rows of the steps of `add_step`"
+        first = self._own_steps()
+        return first.rows if first else self._steps
 
     def _pass_on(self, first, values, how):
         "Add what the chain makes of a step; until rows have come through it, an error is undone"
         chain = self._upstream()
         before = None if first.proven else chain.state_dict()
+        inserted = self.memory.inserted
         steps = first.take(values, *how)
         if self._initial is not None and len(steps):
             self._check_initial(steps)
@@ -382,9 +393,10 @@ class Replay(Pipe):
             given = True
             keys = [self.add(block) for block in self.blocks()]
         except BaseException as e:
-            if before is not None:
+            if before is not None and self.memory.inserted == inserted:
                 chain.load_state_dict(before)
             elif given or not isinstance(e, Exception):
+                first.rows.done()
                 first.rows.break_off()
             raise
         first.proven = first.proven or len(keys) > 0

@@ -1,10 +1,14 @@
 """Lost steps: no row leads across them, nor from one episode into the next."""
 
+import copy
+import pickle
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from fastrl_replay.all import ExperienceReplay, OwnSteps
+from fastrl_replay.all import ExperienceReplay, Mixture, OwnSteps
 from fastrl_replay.steps.errors import BlockError
 
 
@@ -132,3 +136,101 @@ def test_an_end_that_is_refused_for_its_action_belongs_to_its_environments(n_ste
 def test_words_of_other_libraries_are_no_columns(name):
     with pytest.raises(TypeError, match='did you mean'):
         memory(False).add_step([0.0], 0, 1.0, [1.0], False, **{name: [0.0]})
+
+
+RESETS = [(0, 1, 1.0, 0), (1, 2, 1.0, 1), (2, 100, 0.0, 0), (100, 101, 1.0, 0), (101, 102, 1.0, 1)]
+
+
+def next_step(replay, i, **how):
+    "Add the i-th step of a vector of one environment, which resets in the step after an end"
+    obs, next_obs, reward, end = RESETS[i]
+    step = ([[float(obs)]], [0], [reward], [[float(next_obs)]], np.array([end], bool))
+    replay.add_step(*step, autoreset_mode='next_step', **how)
+
+
+def transitions(replay):
+    rows = replay.memory[:].rows
+    return list(zip(rows['state'].ravel().tolist(), rows['next_state'].ravel().tolist()))
+
+
+@pytest.mark.parametrize('copied', [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize('own', [False, True])
+def test_a_copy_knows_which_episodes_have_ended(own, copied):
+    chain = OwnSteps().n_step(2, gamma=0.5) if own else None
+    replay = ExperienceReplay(chain, bs=1, max_sz=20)
+    for i in range(5):
+        if i == 2:
+            replay = copied(replay)
+        next_step(replay, i)
+    assert transitions(replay) == [
+        (0, 2 if own else 1),
+        (1, 2),
+        (100, 102 if own else 101),
+        (101, 102),
+    ]
+
+
+def test_a_checkpoint_knows_which_ends_were_refused():
+    replay = ExperienceReplay(bs=1, max_sz=20)
+    next_step(replay, 0)
+    with pytest.raises(BlockError):
+        replay.add_step(
+            [[1.0]], [0], [np.inf], [[2.0]], np.array([True]), autoreset_mode='next_step'
+        )
+    state, replay = replay.state_dict(), ExperienceReplay(bs=1, max_sz=20)
+    replay.load_state_dict(state)
+    for i in 2, 3, 4:
+        next_step(replay, i)
+    assert transitions(replay) == [(0, 1), (100, 101), (101, 102)]
+
+
+def test_a_mixture_tells_a_replay_of_ends_in_another():
+    mixture = Mixture({name: ExperienceReplay(bs=1, max_sz=20) for name in 'ab'}, bs=2)
+    for i in range(5):
+        next_step(mixture, i, to='a' if i < 2 else 'b')
+    a, b = mixture.replays.values()
+    assert transitions(a) == [(0, 1), (1, 2)] and transitions(b) == [(100, 101), (101, 102)]
+
+
+def test_thousands_of_environments_that_wait_for_their_reset_are_known():
+    n = 3000
+    replay = ExperienceReplay(bs=1, max_sz=1000)
+    for obs, reward, next_obs, end in (0, 1, 1, True), (1, 0, 100, False), (100, 1, 101, False):
+        for first in 0, n:
+            replay.add_step(
+                np.full((n, 1), obs, np.float32),
+                np.zeros(n, int),
+                np.full(n, reward, np.float32),
+                np.full((n, 1), next_obs, np.float32),
+                np.full(n, end),
+                env_id=first,
+                autoreset_mode='next_step',
+            )
+        assert set(transitions(replay)) <= {(0, 1), (100, 101)}
+
+
+@pytest.mark.parametrize('own', [False, True])
+def test_an_interrupt_after_the_row_was_added_leaves_the_numbers_of_episodes(own):
+    "Ctrl-C arrives when the step is about to be counted"
+
+    def interrupt(frame, event, arg):
+        if frame.f_code.co_name == 'done' and frame.f_code.co_filename.endswith('own_steps.py'):
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    chain = OwnSteps().n_step(2, gamma=1.0) if own else None
+    replay = ExperienceReplay(chain, bs=1, max_sz=20)
+    for episode, length in (1, 2), (2, 1), (3, 3):
+        for t in range(length):
+            if episode == 2:
+                sys.settrace(interrupt)
+            try:
+                replay.add_step(
+                    [float(episode), t], 0, 1.0, [float(episode), t + 1.0], t == length - 1
+                )
+            except KeyboardInterrupt:
+                assert episode == 2
+            finally:
+                sys.settrace(None)
+    rows = replay.memory[:].rows
+    assert rows['episode_n'].tolist() == rows['state'][:, 0].tolist() == [1, 1, 2, 3, 3, 3]
