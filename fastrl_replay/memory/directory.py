@@ -10,7 +10,6 @@ import json, os, re, shutil, socket, uuid, warnings, weakref, zlib
 from contextlib import suppress
 from copy import copy
 from datetime import datetime, timezone
-from itertools import chain
 from pathlib import Path
 import numpy as np
 from .. import __version__
@@ -29,13 +28,11 @@ from fastrl_replay.memory.places import (
     REWINDS,
     SHOWN,
     TOLD,
-    Counted,
-    Declared,
     Place,
     aligned,
     in_parts,
 )
-from ..steps.states import checked, integer, text
+from ..steps.states import checked, dict_of, integer, listed, text
 
 # %% ../../nbs/memory/directory.ipynb #ca9a4a1e
 FORMAT = 'a memory of fastrl_replay'
@@ -47,30 +44,29 @@ def read_meta(
     who: str,  # for errors
     shards: bool = False,  # may there be memories of workers instead?
 ) -> dict:  # None: there is no memory yet
-    "What `meta.json` says; an error where there is something else"
+    "Return what `meta.json` says; raise an error if the directory holds something else"
     file = path / 'meta.json'
     try:
-        if path.exists() and not path.is_dir():
-            raise ArgumentError(who, 'path', path, 'a directory')
-        if not file.exists():
-            others = _others(path)
-            if not others or shards and _are_shards(others):
-                return None
-            raise ArgumentError(
-                who,
-                f'path: {path} is not a memory, and not empty',
-                ', '.join(sorted(others)[:5]),
-                'meta.json, or nothing',
-                'the path of one of these shards, or as many workers as made them: '
-                '.parallel(n) after the replay, a DataLoader, or torchrun'
-                if _are_shards(others)
-                else 'another path',
-            )
+        there = {p.name for p in path.iterdir()}
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise ArgumentError(who, f"path: {path} can't be read", e, 'a directory') from None
+    if file.name not in there:
+        others = _others(path)
+        if not others or shards and _are_shards(others):
+            return None
+        raise ArgumentError(
+            who,
+            f'path: {path} is not a memory, and not empty',
+            ', '.join(sorted(others)[:5]),
+            'meta.json, or nothing',
+            'another path; or if it has shards, the path of one of them, or as many workers',
+        )
+    try:
         with open_plain(file, 2**24, who) as opened:
             meta = json.loads(opened.read())
     except (OSError, ValueError, RecursionError) as e:
-        if isinstance(e, ArgumentError):
-            raise
         raise StateError(who, f"{file} can't be read", e) from None
     if not isinstance(meta, dict) or meta.get('format') != FORMAT:
         raise ArgumentError(
@@ -87,36 +83,24 @@ def read_meta(
     return meta
 
 # %% ../../nbs/memory/directory.ipynb #bbfae435
-_ARRAYS = re.compile(r'(\.new-|\.old-)?data-[0-9]+|\.meta\.json\.[0-9]+\.[0-9]+')
-_BESIDE = re.compile(r'service|saved-[0-9a-f]{32}')
+_LEFT = r'data-[0-9a-f]{32}|\.meta\.json\.[0-9]+\.[0-9]+'  # what a killed writer may leave
 
 
 def _is_signed(writer):
-    "Was this file written by a memory? A kill may have left it empty"
-    found = json_in(writer)
-    return {'process', 'host', 'since'} <= found.keys() or writer.lstat().st_size == 0
-
-
-def _is_ours(path):
-    "Was this made by a memory? Its file `writer` comes before all else and says so"
-    name = path.name
-    if name == 'writer':
-        return _is_signed(path)
-    if name == 'run':
-        return {'id', 'env', 'directory'} <= json_in(path).keys()
-    if 'data-' in name:
-        counters = path / 'counters'
-        if path.is_symlink() or not path.is_dir():
-            return False
-        begun = name.startswith('.') and not any(path.iterdir())  # its writer was killed
-        if not begun and not (counters.is_file() and counters.stat().st_size == N_COUNTERS * 8):
-            return False
-    known = _ARRAYS.fullmatch(name) or _BESIDE.fullmatch(name)
-    return bool(known) and 'process' in json_in(path.with_name('writer'))
+    "Return whether a memory wrote this file; a kill may have left it empty"
+    if {'process', 'host', 'since'} <= json_in(writer).keys():
+        return True
+    return writer.is_file() and not writer.stat().st_size
 
 
 def _others(path):
-    return [p.name for p in path.iterdir() if not _is_ours(p)] if path.is_dir() else []
+    "Return the names of files in a directory that no memory wrote"
+    found = {p.name for p in path.iterdir()} if path.is_dir() else set()
+    if {'id', 'env', 'directory'} <= json_in(path / 'run').keys():
+        found.discard('run')
+    if _is_signed(path / 'writer'):
+        found = {n for n in found if not re.fullmatch(f'writer|service|{_LEFT}', n)}
+    return found
 
 
 def _are_shards(names):
@@ -124,77 +108,59 @@ def _are_shards(names):
 
 
 def _plain(path, who):
-    "The path, if it is no link: an untrusted directory could have one to any file of yours"
+    "Return the path, unless it is a link: in an untrusted directory it could lead to any file"
     if path.is_symlink():
         raise StateError(who, f'{path} is a symbolic link', remedy='a directory that was made here')
     return path
 
 # %% ../../nbs/memory/directory.ipynb #0a064806
 def _boot():
-    "Which start of this machine it is; '': not known"
+    "Return which start of this machine it is, or '' if that is not known"
     with suppress(OSError):
         return Path('/proc/sys/kernel/random/boot_id').read_text().strip()
     return ''
 
 
 def _locked(path, who, shared=False):
-    "The file, which is locked now; None: another one has locked it"
+    "Open and lock the file `writer` of a directory; raise if another process has locked it"
+    writer = path / 'writer'
     try:
-        file = open_plain(path, None, who, os.O_RDWR | os.O_CREAT)
+        file = open_plain(writer, None, who, os.O_RDWR | os.O_CREAT)
     except OSError as e:
-        raise _unwritable(path.parent, who, e) from None
-    if not _is_signed(path):
-        file.close()
-        raise StateError(
-            who, f'{path} was not written by a memory', remedy='move it away, or another path'
+        raise _unwritable(path, who, e) from None
+    said = json_in(writer)
+    if not _is_signed(writer):
+        wrong = StateError(
+            who, f'{writer} was not written by a memory', remedy='move it away, or another path'
         )
-    if lock_file(file, path, shared) is not False:
+    elif lock_file(file, writer, shared) is False:
+        mine = said.get('process') == os.getpid()
+        process = 'this process itself' if mine else f'process {said.get("process", "?")}'
+        wrong = ArgumentError(
+            who,
+            f'path: {path} is in use',
+            f'{process} on {said.get("host", "?")} writes it, since {said.get("since", "?")}',
+            remedy="close the other one, or mode='r' to read while it writes",
+        )
+    else:
         return file
     file.close()
-
-
-def _checksum(counters) -> int:  # never 0
-    "The checksum of all counters but the one that holds it"
-    return zlib.crc32(np.delete(counters, CHECK).tobytes()) + 2**32
-
-
-def _mended(counters) -> np.ndarray:  # None: more is wrong
-    "The counters without the one wrong bit that they have"
-    for bit in range(8 * counters.nbytes):
-        found = counters.copy()
-        found.view(np.uint8)[bit // 8] ^= 1 << bit % 8
-        if found[CHECK] == _checksum(found):
-            return found
-    return None
+    raise wrong
 
 
 def _unwritable(path, who, e):
-    "The error where a memory can't be written"
-    there = path if path.exists() else next(p for p in path.parents if p.exists())
-    remedy = "mode='r' to read what is there, or " if (path / 'meta.json').exists() else ''
     return ArgumentError(
         who,
         f"path: {path} can't be written",
-        f'{e.strerror} ({there})',
+        e,
         'a directory that can be changed',
-        f'{remedy}a path elsewhere',
+        "mode='r' to read a memory that is there, or another path",
     )
 
 
-def _in_use(path, who):
-    "The error where another process writes"
-    said = json_in(path / 'writer')
-    process = (
-        'this process itself'
-        if said.get('process') == os.getpid()
-        else f'process {said.get("process", "?")}'
-    )
-    return ArgumentError(
-        who,
-        f'path: {path} is in use',
-        f'{process} on {said.get("host", "?")} writes it, since {said.get("since", "?")}',
-        remedy="close the other one, or mode='r' to read while it writes",
-    )
+def _checksum(counters) -> int:  # never 0
+    "Return the checksum of all counters but the one that holds it"
+    return zlib.crc32(np.delete(counters, CHECK).tobytes()) + 2**32
 
 # %% ../../nbs/memory/directory.ipynb #80d1f7a6
 def check_path(
@@ -202,20 +168,16 @@ def check_path(
     mode: str,  # 'a' or 'r'
     who: str,  # for errors
 ):
-    "Raise where a memory can't be opened there, without opening it"
+    "Raise if a memory can't be opened there, without opening it"
     path = Path(path)
-    # in one look: other workers may make theirs meanwhile
+    # one call, as other workers may make theirs at the same time
     there = read_meta(path, who, shards=True)
     if not there and _are_shards(_others(path)):
         return  # each worker will open its own
     if mode == 'r' and not there:
         raise _nothing_there(path, who)
-    if mode == 'r' or not (path / 'writer').exists():
-        return
-    lock = _locked(path / 'writer', who)
-    if lock is None:
-        raise _in_use(path, who)
-    lock.close()
+    if mode == 'a' and (path / 'writer').exists():
+        _locked(path, who).close()
 
 
 def _nothing_there(path, who):
@@ -239,13 +201,12 @@ if hasattr(os, 'register_at_fork'):
     os.register_at_fork(after_in_child=_forget_locks)
 
 # %% ../../nbs/memory/directory.ipynb #6f4bbcef
-class Directory(Counted):
-    "Arrays in the files of a directory"
+class Directory(Place):
+    "Arrays in the files of a directory: one process writes, and others may read at the same time"
 
-    # the last one: links, counts of draws, and priorities
     folder = None
     lasts = True
-    overhead = 20
+    overhead = 20  # links, counts of draws, and priorities
 
     def __init__(
         self,
@@ -254,27 +215,25 @@ class Directory(Counted):
         who: str = 'Timeline',  # who asks, for errors
     ):
         super().__init__(who)
-        self.mode, self.until[0] = choice(who, 'mode', mode, ('a', 'r')), -1
+        self.writes = choice(who, 'mode', mode, ('a', 'r')) == 'a'
         self.path, self._lock, self._pid = Path(path).absolute(), None, os.getpid()
+        self.until[0] = -1
+        self.arrays = {}  # bytes of a slot by name; 0: not by slot, and copied as it is
         read_meta(self.path, who)  # or an error, before anything is made
         try:
-            self._open()
+            if self.writes:
+                self._begin_writing()
+            self.meta = read_meta(self.path, who)
+            if self.meta:
+                self._find()
+            if self.writes:
+                self._sign()
+            elif not self.meta:
+                raise _nothing_there(self.path, who)
         except BaseException:  # an error's frames may live on, and the lock with them
             self.leave()
             raise
 
-    def _open(self):
-        if self.writes:
-            self._begin_writing()
-        self.meta = read_meta(self.path, self.who)
-        if self.meta:
-            self._find()
-        if self.writes:
-            self._sign()
-        if not self.meta and not self.writes:
-            raise _nothing_there(self.path, self.who)
-
-    writes = property(lambda self: self.mode == 'a', doc='May it be changed?')
     holds = property(
         lambda self: self._lock is not None, doc='Is it this process that may change it now?'
     )
@@ -282,144 +241,91 @@ class Directory(Counted):
     def room(self) -> int:
         return shutil.disk_usage(self.path).free  # bytes for a new memory
 
-    def limit(self) -> int:
-        return 0  # none: the disk says when it is full
-
     def outgrown(self, nbytes):
         return outgrows(nbytes)  # are arrays larger than main memory can always hold?
 
     def request(self, array, slots):
         request(array, slots)
 
+    # ---- the lock ----
+
     def _begin_writing(self):
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise _unwritable(self.path, self.who, e) from None
-        self._lock = _locked(self.path / 'writer', self.who)
-        if self._lock is None:
-            raise _in_use(self.path, self.who)
+        self._lock = _locked(self.path, self.who)
         self.until[0] = 0  # no row without asking, but what else there is
         weakref.finalize(self, self._lock.close)
         _writers.add(self)
         self._before = json_in(self.path / 'writer')  # who wrote last
 
     def _sign(self):
-        "Say who writes now; only when it is known what the last one left"
+        "Write into `writer` who writes now; only after the last writer's entry has been used"
         since = datetime.now(timezone.utc).isoformat(timespec='seconds')
         said = json.dumps(
             dict(process=os.getpid(), host=socket.gethostname(), boot=_boot(), since=since)
         )
-        try:
-            os.pwrite(self._lock.fileno(), f'{said:400}'.encode(), 0)
-        except OSError as e:
-            raise no_disk(self.who, self.path / 'writer', 400, e) from None
+        os.pwrite(self._lock.fileno(), f'{said:400}'.encode(), 0)
 
     def leave(self):
         "Let others write, and this process no more; nothing is flushed"
-        if self._lock is None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock, self.until[0] = None, -1
+
+    def claim(self):
+        "Raise if it could be changed, but not by this process any more"
+        if self.writes:
+            self._check_holds()
+
+    def _check_holds(self):
+        if self._lock is not None:
             return
-        self._lock.close()
-        self._lock, self.until[0] = None, -1
+        why = 'is closed'
+        if not self.writes:
+            why = 'is open for reading'
+        elif self._pid != os.getpid():
+            why = 'is written by the process that opened it'
+        raise ArgumentError(
+            self.who, f'{self.path} {why}', remedy="open it with mode='a', in one process"
+        )
 
-    def file(self, name) -> Path:
-        "Where an array lies, or a folder of files"
-        return self.folder / name
-
-    def _noted(self, name) -> Path:
-        "Where an array lies; one that is about to be made elsewhere is noted in its folder"
-        path = self.file(name)
-        if self.holds and self.folder not in path.parents:
-            (self.folder / f'{name}{_NOTE}').touch()
-        return path
-
-    def _elsewhere(self, folder):
-        "What belongs to a folder, and lies where `file` says; what was not made to the end, too"
-        place = copy(self)
-        names = [p.stem for p in folder.glob(f'*{_NOTE}')]
-        place.folder = folder
-        there = [place.file(n) for n in names if re.fullmatch(r'\w[\w.-]*', n)]
-        return [q for p in there if folder not in p.parents for q in (p, p.with_name(f'.{p.name}'))]
-
-    @property
-    def nbytes(self) -> int:
-        "Bytes on the disk, or on several"
-        other = [p for folder in self.path.glob('data-*') for p in self._elsewhere(folder)]
-        files = chain(other, *(p.rglob('*') for p in (self.path, *other)))
-        return sum(p.stat().st_blocks * 512 for p in files if p.is_file())
+    # ---- metadata ----
 
     def begin(
         self,
         ring: int,  # slots
-        number: int = 1,  # of the folder
     ):
-        "A new memory, in a folder to which nothing refers so far"
+        "Start a new memory, in a folder to which nothing refers so far"
         self._tidy()
-        self.folder = self.path / f'.new-data-{number}'
-        self.ring = ring
-        self.meta = None
-        self.arrays = {}
+        self.folder = self.path / f'data-{uuid.uuid4().hex}'
+        self.ring, self.meta, self.arrays = ring, None, {}
         self.folder.mkdir()
-        self.counters = self.new('counters', N_COUNTERS, np.int64, 0)
-        self.folder = self.folder.rename(self.path / f'data-{number}')
-
-    def _tidy(self):
-        "Remove what a writer has left that was killed while it made a memory"
-        for p in self.path.iterdir():
-            current = self.meta and p.name == self.meta['data']
-            if _ARRAYS.fullmatch(p.name) and _is_ours(p) and not current:
-                self._discard(p)
-
-    def _discard(self, path):
-        "Remove a path, its files elsewhere first; a folder is renamed, to be found after a kill"
-        for p in self._elsewhere(path) if path.is_dir() else []:
-            _erase(p)
-        if path.is_dir() and not path.name.startswith('.'):
-            path = path.rename(path.with_name(f'.old-{path.name}'))
-        _erase(path)
-
-    def forget(self):
-        "Remove a memory without rows"
-        if not self.meta:
-            return
-        (self.path / 'meta.json').unlink()
-        self.meta = None
-        self._tidy()
+        self.counters = self.new('counters', N_COUNTERS, np.int64)
 
     def publish(
         self,
         **meta,  # what there is to say of it
     ):
-        "From now on the memory is there"
-        made = datetime.now(timezone.utc).isoformat(timespec='seconds')
+        "Make a new memory the one that is there"
         meta = dict(
             format=FORMAT,
             version=VERSION,
             id=uuid.uuid4().hex,
-            made=made,
+            made=datetime.now(timezone.utc).isoformat(timespec='seconds'),
             **meta,
             ring=self.ring,
             data=self.folder.name,
             rewound=[],
+            lasting={},
+            records={},
             written_by=f'fastrl_replay {__version__}',
         )
         self._write_meta(meta)
 
-    def replace_by(
-        self,
-        new,  # another folder of the same directory, as `begin` made it
-        **meta,  # what has changed
-    ):
-        "From now on the memory in another folder is the one that is there"
-        old = self.folder
-        # of which copies may have been put aside
-        rings = [*self.meta.get('rings', []), self.ring]
-        self._write_meta(dict(self.meta, ring=new.ring, rings=rings, data=new.folder.name, **meta))
-        self.folder, self.counters, self.ring, self.until[0] = new.folder, new.counters, new.ring, 0
-        self._discard(old)
-
     def say(self, **meta):
-        "This is to be said of the memory that is there, too"
+        "Note this in `meta.json`, too"
         if self.holds and any(self.meta.get(k) != x for k, x in meta.items()):
             self._write_meta(dict(self.meta, **meta))
 
@@ -430,74 +336,76 @@ class Directory(Counted):
             raise no_disk(self.who, self.path / 'meta.json', 4096, e) from None
         self.meta = meta
 
+    def forget(self):
+        "Remove a memory without rows"
+        if self.meta:
+            (self.path / 'meta.json').unlink()
+            self.meta = None
+            self._tidy()
+
+    def _tidy(self):
+        "Remove folders that were replaced or never finished, and other files of a killed writer"
+        for p in self.path.iterdir():
+            if not re.fullmatch(_LEFT, p.name) or self.meta and p.name == self.meta['data']:
+                continue
+            if p.is_symlink() or p.is_file():
+                p.unlink()
+            else:
+                with suppress(OSError):
+                    (p / 'counters').unlink()  # first, as readers look at it
+                shutil.rmtree(p, ignore_errors=True)
+
     def _find(self):
-        "The memory that is there"
-        meta = self.meta
+        "Open the memory that is there"
         who = f'{self.who}: {self.path}'
-        ring = meta.get('ring')
-        data = meta.get('data')
-        whole = (
-            type(ring) is int
-            and 0 < ring < 2**31
-            and isinstance(data, str)
-            and re.fullmatch(r'data-[0-9]+', data)
+        sizes = dict_of(integer(1, 2**31))
+        form = dict(
+            ring=integer(1, 2**31 - 1),
+            data=text,
+            id=text,
+            rewound=listed(integer()),
+            lasting=sizes,
+            records=sizes,
         )
-        lists = meta.get('rewound'), meta.get('rings', [])
-        named = meta.get('lasting', {}), meta.get('records', {})
-        names = [k for d in named if isinstance(d, dict) for k in d]
-        if (
-            not whole
-            or not all(isinstance(d, dict) for d in named)
-            or not all(re.fullmatch(r'\w[\w.-]*', k) for k in names)
-            or not re.fullmatch(r'[0-9a-f]{32}', str(meta.get('id')))
-            or any(type(l) is not list or any(type(k) is not int for k in l) for l in lists)
+        meta = checked(f'{who}/meta.json', form, self.meta, more=True)
+        names = [*meta['lasting'], *meta['records']]
+        if not re.fullmatch('data-[0-9a-f]{32}', meta['data']) or not all(
+            re.fullmatch(r'\w[\w.-]*', n) for n in names
         ):
             raise StateError(who, 'a damaged meta.json')
-        self.folder = _plain(self.path / data, who)
-        self.ring = ring
+        self.folder = _plain(self.path / meta['data'], who)
+        self.ring = meta['ring']
         c = self.counters = self.new('counters', N_COUNTERS, np.int64)
-        self._check_counters(who)
+        # without a checksum: another process has opened it, or was killed
+        sound = c[CHECK] in (0, _checksum(c)) and (c >= 0).all()
+        if not sound or not c[COMMITTED] <= c[RESERVED] <= max(self.ring, c[LIMIT]):
+            raise StateError(
+                who, 'damaged counters', c[:OF_STORE].tolist(), remedy='a copy of the directory'
+            )
         if not self.writes:
-            return self._watch_folder()
+            return
         c[CHECK] = 0  # until it is closed
         self._tidy()
         self._after_power_cut()
         # a kill between two of them
         c[TOLD], c[FLOOR] = min(c[TOLD], c[COMMITTED]), min(c[FLOOR], c[COMMITTED])
         if not c[COMMITTED]:
-            self.forget()  # or in its first add
-
-    def _check_counters(self, who):
-        "Raise if counters are damaged; a writer mends one wrong bit if the memory was closed"
-        c = self.counters
-        damaged = StateError(
-            who,
-            'damaged counters',
-            c[:OF_STORE].tolist(),
-            remedy='a copy of the directory; one wrong bit is mended when it is opened for writing',
-        )
-        # another process may open it right now, which begins with a checksum of 0
-        if c[CHECK] != _checksum(c) and c[CHECK]:
-            found = _mended(c) if self.writes else None
-            if found is None:
-                raise damaged
-            warnings.warn(f'{who}: one bit of the counters was wrong, and has been mended')
-            c[:] = found
-        if not (0 <= c[COMMITTED] <= c[RESERVED] <= max(self.ring, c[LIMIT]) and (c >= 0).all()):
-            raise damaged
-
-    def _watch_folder(self):
-        self._counters_file = open_plain(self.file('counters'), None, self.who)
-        weakref.finalize(self, self._counters_file.close)
+            self.forget()  # the writer was killed in its first add
 
     def check_there(self):
-        "Raise if the writer has removed the folder that a reader has open, to continue in another"
-        if not os.fstat(self._counters_file.fileno()).st_nlink:
+        "Raise if the writer has replaced the folder that a reader has open"
+        if not self.file('counters').exists():
             raise StateError(
                 self.who,
                 f'{self.path} was made larger, or anew, since it was opened for reading',
                 remedy='close() this one, and open it again',
             )
+
+    # ---- arrays ----
+
+    def file(self, name) -> Path:
+        "Return where an array is, or a folder of files"
+        return self.folder / name
 
     def new(
         self,
@@ -508,63 +416,55 @@ class Directory(Counted):
         by: str = None,  # what the first axis counts: 'slot', or the owner's unit; None: nothing
         own=False,  # does a reader change it, for itself?
     ) -> np.ndarray:
-        "An array in a file: the one that is there, or a new one"
+        "Return an array in a file: the one that is there, or a new one"
         if own and not self.writes:
             return aligned(shape, dtype, fill)
-        path = _plain(self._noted(name), self.who)
-        n = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        is_new = not self.meta and name not in self.arrays
-        # what was left on another disk by who removed the folder here
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        is_new = not self.meta and not os.path.lexists(self.file(name))
         if is_new:
-            _erase(path)
-        self.arrays[name] = Declared(shape, np.dtype(dtype), by)
-        if is_new:
-            allocate(path, n, self.who)
-        else:
-            self._check_size(path, n)
-        array = mapped(path, shape, dtype, self.writes)
+            allocate(self.file(name), nbytes, self.who)
+        if by in ('slot', None):
+            self.arrays[name] = nbytes // self.ring if by else 0
+        array = self._mapped(name, shape, dtype, self.writes)
         if fill and is_new:
             array[...] = fill
         return array
 
-    def _check_size(self, path, n):
+    def _mapped(self, name, shape, dtype, writable=False):
+        path = _plain(self.file(name), self.who)
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         found = f'{path.stat().st_size:_} bytes' if path.exists() else 'no such file'
-        if found != f'{n:_} bytes':
-            raise StateError(self.who, f'{path} is damaged', found, f'{n:_} bytes')
+        if found != f'{nbytes:_} bytes':
+            raise StateError(self.who, f'{path} is damaged', found, f'{nbytes:_} bytes')
+        return mapped(path, shape, dtype, writable)
 
     def new_folder(self, name) -> Path:
-        "A folder for files that come and go: the one that is there, or a new one"
-        path = _plain(self._noted(name), self.who)
-        if not self.meta and name not in self.arrays:
-            _erase(path)
+        "Return a folder for files that come and go: the one that is there, or a new one"
+        path = _plain(self.file(name), self.who)
         if not self.meta:
             path.mkdir(exist_ok=True)
         elif not path.is_dir():
             raise StateError(self.who, f'{path} is damaged', 'no such folder')
-        self.arrays[name] = Declared(0, np.dtype('u1'), 'files')
         return path
 
-    def _lasting_kinds(self):
-        return {'priorities': '<f8', **self.meta.get('lasting', {})}
+    def scattered(
+        self,
+        name: str,  # of an array that is there
+        array: np.ndarray,  # as `new` gave it
+    ) -> np.ndarray:  # the same bytes
+        "Map an array once more for reads at random places, as writes go on in order"
+        other = self._mapped(name, array.shape, array.dtype, self.writes)
+        read_at_random(other)
+        return other
 
     def lasting(self, name, dtype):
-        "An array by slot that a memory may have been made without; None: a reader finds none"
-        path = self.file(name)
-        known = self._lasting_kinds()
-        if path.exists() and known.get(name) != np.dtype(dtype).str:
-            raise ArgumentError(
-                self.who,
-                f'lasting({name!r}) of {np.dtype(dtype)}',
-                f'an array of {known[name]}'
-                if name in known
-                else f'a file of the memory in {self.folder}',
-                remedy='another name',
-            )
-        if not path.exists():
+        "Return an array by slot that is made when it is first asked for; None: a reader finds none"
+        path, size = self.file(name), np.dtype(dtype).itemsize
+        if not os.path.lexists(path):
             if not self.holds:
                 return None
-            allocate(self._noted(name), self.ring * np.dtype(dtype).itemsize, self.who)
-            self.say(lasting={**self.meta.get('lasting', {}), name: np.dtype(dtype).str})
+            allocate(path, self.ring * size, self.who)
+        self.say(lasting={**self.meta['lasting'], name: size})
         return self.new(name, self.ring, dtype, by='slot')
 
     def beside(
@@ -573,56 +473,119 @@ class Directory(Counted):
         dtype,  # of these numbers
     ) -> np.ndarray:  # None: there is none
         "Map the file, even if a reader has its own array of the name; changes stay in this process"
+        if os.path.lexists(self.file(name)):
+            return self._mapped(name, self.ring, dtype)
+
+    def keep(
+        self,
+        name: str,  # of the file
+        slots,  # to which they belong
+        rows: np.ndarray,  # bytes, a row for each of these slots
+    ):
+        "Write some bytes for some slots; the file has holes"
+        size = rows.shape[1]
+        if not self.holds or not size or not len(rows):
+            return
+        if self.meta:
+            self.say(records={**self.meta['records'], name: size})
         path = self.file(name)
-        if not path.exists() or path.is_symlink():
-            return None
-        self._check_size(path, self.ring * np.dtype(dtype).itemsize)
-        return mapped(path, self.ring, dtype, False)
+        try:
+            with open_plain(path, None, self.who, os.O_RDWR | os.O_CREAT) as file:
+                file.truncate(self.ring * size)
+                for slot, row in zip(slots, rows):
+                    os.pwrite(file.fileno(), row.tobytes(), int(slot) * size)
+        except OSError as e:
+            raise no_disk(self.who, path, size, e) from None
+
+    def kept(self, name, slots, size) -> np.ndarray:  # uint8; None: there are none
+        "Return what was written; zeros for slots without anything"
+        if size and os.path.lexists(self.file(name)):
+            return self._mapped(name, (self.ring, size), np.uint8)[slots]
+
+    # ---- reserve and commit ----
 
     def allow(self, end: int):
-        "Rows up to this key may be written, and some more: the attribute `until` says how far"
-        if self._lock is None:
-            self._refuse()
+        "Allow rows up to this key, and some more: the attribute `until` says how far"
+        self._check_holds()
         c = self.counters
         end -= self.base
         if end > c.item(LIMIT) and end > self.ring:
             c[LIMIT] = end + max(self.ring // 16, 1024)
-            # what was never flushed is gone after a power cut anyway
+            # rows that were never flushed are gone after a power cut anyway
             if c.item(FLUSHED):
                 sync(self.file('counters'))
         self.until[0] = max(self.ring, c.item(LIMIT))
 
-    def claim(self):
-        "An error where it could be changed, but not by this process any more"
-        if self.writes and self._lock is None:
-            self._refuse()
+    def rewind(self, end: int, floor: int = 0):
+        "Rows from this key on don't count any more, nor do those before `floor`"
+        self._check_holds()
+        c = self.counters
+        first = end - self.base
+        c[REWINDS] += 1  # readers look at it, before rows change
+        if first < c.item(COMMITTED):
+            self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], first]))
+        super().rewind(end, floor)
+        if c.item(FLUSHED) > first:
+            c[FLUSHED] = first
+            sync(self.file('counters'))  # before rows that were flushed are written over
 
-    def _refuse(self):
-        if not self.writes:
-            raise ArgumentError(
-                self.who, f'{self.path} is open for reading', "mode='r'", "mode='a'"
-            )
-        if self._pid != os.getpid():
-            raise ArgumentError(
-                self.who,
-                f'{self.path} is written by the process that opened it',
-                f'process {os.getpid()}',
-                f'process {self._pid}',
-                "mode='r' in others",
-            )
-        raise ArgumentError(self.who, f'{self.path} is closed', remedy='open it again')
+    def grow(
+        self,
+        ring: int,  # how many slots to make
+        max_sz: int,  # how many rows count
+        derive,  # (place, keys) → makes what follows from the rows, in arrays that are not by slot
+    ):
+        "Make more slots: copy arrays into another folder, link other files, replace the old folder"
+        end, shown = self.span(self.meta['max_sz'])
+        oldest = min(end, self.oldest_whole())  # checkpoints may need spare rows
+        if max_sz == self.meta['max_sz']:
+            shown = self.counters.item(SHOWN)
+        new = copy(self)
+        new.until = np.full(1, -1)
+        try:
+            new.begin(ring)
+            for name, size in (self.arrays | self.meta['lasting']).items():
+                was = self._mapped(name, (self.ring, size), np.uint8) if size else None
+                if name == 'counters':
+                    new.counters[:] = self.counters
+                elif size == 0:
+                    _link(_plain(self.file(name), self.who), new.file(name))
+                else:
+                    to = new.new(name, (ring, size), np.uint8, by='slot')
+                    for keys in in_parts(oldest, end, 4096):
+                        to[keys % ring] = was[keys % self.ring]
+            for name, size in self.meta['records'].items():
+                for keys in in_parts(oldest, end, 4096):
+                    rows = self.kept(name, keys % self.ring, size)
+                    if rows is not None:
+                        new.keep(name, keys[rows.any(1)] % ring, rows[rows.any(1)])
+            for entry in os.scandir(self.folder):
+                if entry.is_dir(follow_symlinks=False):
+                    other = new.new_folder(entry.name)
+                    for e in os.scandir(entry):
+                        if e.is_file(follow_symlinks=False):
+                            _link(e.path, other / e.name)
+            new.counters[[RESERVED, FLOOR, SHOWN]] = end, oldest, shown
+            derive(new, np.arange(oldest, end))
+            new.flush()
+            self._write_meta(dict(self.meta, ring=ring, max_sz=max_sz, data=new.folder.name))
+        except BaseException:
+            self._tidy()
+            raise
+        self.folder, self.counters, self.ring, self.until[0] = new.folder, new.counters, ring, 0
+        self._tidy()
+
+    # ---- power cuts, closing ----
 
     def flush(self):
         "Bring everything to the device; returns when it is there"
         if self._lock is None:
             return
         c = self.counters
-        end = self.counters.item(COMMITTED)
-        limit = self.counters.item(RESERVED)
-        other = self._elsewhere(self.folder)
-        folders = [self.folder, *other, *([self._saved()] if self.meta else [])]
-        for p in chain(*(p.rglob('*') for p in folders), other, (p.parent for p in other), folders):
-            # frames come and go, and what was put aside
+        end = c.item(COMMITTED)
+        limit = c.item(RESERVED)
+        for p in self.folder.rglob('*'):
+            # frames come and go
             with suppress(FileNotFoundError):
                 sync(p)
         c[FLUSHED], c[LIMIT] = end, max(limit, c.item(LIMIT))
@@ -641,13 +604,9 @@ class Directory(Counted):
 
     def _after_power_cut(self):
         "Rows that were not on the device when the machine was switched off don't count"
-        before = self._before
         c = self.counters
-        if (
-            not before.get('boot')
-            or before['boot'] == _boot()
-            or before.get('host') != socket.gethostname()
-        ):
+        boot = self._before.get('boot')
+        if not boot or boot == _boot() or self._before.get('host') != socket.gethostname():
             return
         lost = c.item(COMMITTED) - c.item(FLUSHED)
         if lost <= 0:
@@ -658,45 +617,27 @@ class Directory(Counted):
         self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], c.item(FLUSHED)]))
         c[RESERVED], c[COMMITTED] = max(c[RESERVED], c[LIMIT]), c[FLUSHED]
 
-    def rewind(self, end: int, floor: int = 0):
-        "Rows from this key on don't count any more, nor do those before `floor`"
-        if self._lock is None:
-            self._refuse()
-        c = self.counters
-        first = end - self.base
-        c[REWINDS] += 1  # readers look at it, before rows change
-        if first < c.item(COMMITTED):
-            self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], first]))
-        Counted.rewind(self, end, floor)
-        if c.item(FLUSHED) > first:
-            c[FLUSHED] = first
-            sync(self.file('counters'))  # before rows that were flushed are written over
-
-    def _saved(self) -> Path:
-        "The folder of copies, whose name no other folder has: old ones are removed there"
-        return _plain(self.path / f'saved-{self.meta["id"]}', self.who)
+    # ---- checkpoints ----
 
     def put_aside(
         self,
-        *names: str,  # of arrays
-    ) -> str:  # what they are found by; None: this process may not write
-        "Keep copies of arrays as they are now"
+        name: str,  # of an array
+    ) -> str:  # what it is found by; None: this process may not write
+        "Keep a copy of an array as it is now; the last three are kept"
         if self._lock is None or not self.meta:
             return None
-        place = self._saved()
-        numbers = sorted(int(p.name) for p in place.glob('[0-9]*') if p.name.isdigit())
-        number = numbers[-1] + 1 if numbers else 1
-        (place / f'{number}').mkdir(parents=True)
+        folder = _plain(self.file('saved'), self.who)
+        folder.mkdir(exist_ok=True)
+        copies = [p for p in folder.iterdir() if p.stem.isdecimal()]
+        number = max((int(p.stem) for p in copies), default=0) + 1
+        path = folder / f'{number}.{name}'
         try:
-            for name in names:
-                shutil.copyfile(self.file(name), place / f'{number}' / name)
+            shutil.copyfile(self.file(name), path)
         except OSError as e:
-            shutil.rmtree(place / f'{number}', ignore_errors=True)
-            raise no_disk(
-                self.who, place / f'{number}', sum(self.file(n).stat().st_size for n in names), e
-            ) from None
-        for old in numbers[:-2]:
-            shutil.rmtree(place / f'{old}', ignore_errors=True)
+            raise no_disk(self.who, path, self.file(name).stat().st_size, e) from None
+        for p in copies:
+            if int(p.stem) < number - 2:
+                p.unlink()
         return f'{number}'
 
     def aside(
@@ -705,22 +646,21 @@ class Directory(Counted):
         name: str,  # of an array
         dtype,  # of its elements
     ) -> np.ndarray:  # None: it was removed by newer ones
-        "An array that was put aside"
-        if not found_by.isdigit() or not self.meta:
+        "Return an array that was put aside; it has fewer slots if the memory has grown since"
+        if not found_by.isdecimal() or not self.meta:
             return None
-        place = _plain(self._saved() / found_by, self.who)
-        file = _plain(place / name, self.who)
-        if not file.is_file():
+        file = _plain(self.file('saved'), self.who) / f'{found_by}.{name}'
+        if not os.path.lexists(file):
             return None
-        rings = self.meta.get('rings', [])
         size = np.dtype(dtype).itemsize
-        # of before the memory grew
-        ring = next((n for n in rings if n * size == file.stat().st_size), self.ring)
-        self._check_size(file, ring * size)
-        return np.fromfile(file, dtype)
+        with open_plain(file, self.ring * size, self.who) as opened:
+            data = opened.read()
+        if not data or len(data) % size:
+            raise StateError(self.who, f'{file} is damaged', f'{len(data):_} bytes')
+        return np.frombuffer(data, dtype)
 
     def told(self, kind: str, end: int) -> int:
-        "Up to which row the priorities that lie here are those of a sampler of this kind"
+        "Return up to which row the saved priorities are those of a sampler of this kind"
         told = min(self.told_to, end)
         was = self.meta.get('priorities')
         if was == kind:
@@ -733,12 +673,12 @@ class Directory(Counted):
         return 0
 
     def refers(self) -> dict:
-        "What a state says of where its rows lie"
+        "Return what a state says of where its rows are"
         meta = self.meta or dict(id='', rewound=[])
         return dict(directory=str(self.path), id=meta['id'], rewound=len(meta['rewound']))
 
     def check_refers(self, saved, inserted, store):
-        "Raise where these are not the rows that were saved"
+        "Raise if these are not the rows that were saved"
         saved = checked(self.who, dict(directory=text, id=text, rewound=integer()), saved)
         meta = self.meta
         has, there = (meta['id'], self.counters.item(COMMITTED)) if meta else ('', 0)
@@ -753,24 +693,17 @@ class Directory(Counted):
                 f"{saved['id']}, which was in {saved['directory']}",
                 'the path of the memory that it was saved with',
             )
-        replaced = [k for k in meta['rewound'][saved['rewound'] :] if k < inserted]
-        if replaced:
+        end = min([there, *meta['rewound'][saved['rewound'] :]])
+        if end < inserted:
             raise StateError(
                 self.who,
-                f'a saved memory of which rows were replaced since, from key {min(replaced)} on',
-                remedy='a later checkpoint',
-            )
-        if there < inserted:
-            raise StateError(
-                self.who,
-                f'a saved memory with more rows than there are in {self.path}',
-                f'{inserted:_}',
-                f'at most {there:_}',
-                'an earlier checkpoint',
+                f'a saved memory of which rows were replaced since, from key {end} on',
+                f'{inserted:_} rows',
+                remedy='a checkpoint of the rows that are there',
             )
 
     def emptied(self) -> Place:
-        "A place for rows that a state holds"
+        "Return a place for rows that a state holds"
         if self.holds and self.meta and not self.counters.item(COMMITTED):
             self.forget()
         if self.meta:
@@ -781,118 +714,14 @@ class Directory(Counted):
             )
         return self
 
-    def keep(
-        self,
-        name: str,  # of the file
-        slots,  # to which they belong
-        rows: np.ndarray,  # bytes, a row for each of these slots
-    ):
-        "Write some bytes for some slots"
-        size = rows.shape[1]
-        if not self.holds or not size or not len(rows):
-            return
-        if self.meta:
-            self.say(records={**self.meta.get('records', {}), name: size})
-        self._noted(name)
-        path = self.file(name)
-        try:
-            with open_plain(path, None, self.who, os.O_RDWR | os.O_CREAT) as file:
-                for slot, row in zip(slots, rows):
-                    os.pwrite(file.fileno(), row.tobytes(), int(slot) * size)
-        except OSError as e:
-            raise no_disk(self.who, path, size, e) from None
-
-    def kept(self, name, slots, size) -> np.ndarray:  # uint8; None: there are none
-        "What was written; zeros where nothing was"
-        if not size or not os.path.lexists(self.file(name)):
-            return None
-        found = np.zeros((len(slots), size), np.uint8)
-        with open_plain(self.file(name), None, self.who) as file:
-            for row, slot in zip(found, slots):
-                data = os.pread(file.fileno(), size, int(slot) * size)
-                if len(data) == size:
-                    row[:] = np.frombuffer(data, np.uint8)
-        return found
-
-    def grow(
-        self,
-        ring: int,  # how many slots to make
-        max_sz: int,  # how many rows count
-        derive,  # (place, keys) → makes what follows from the rows, in arrays that are not by slot
-    ):
-        "Let there be more slots"
-        (end, shown), new = self.span(self.meta['max_sz']), copy(self)
-        oldest = min(end, self.oldest_whole())  # checkpoints may need spare rows
-        if max_sz == self.meta['max_sz']:
-            shown = self.counters.item(SHOWN)
-        new.until = np.full(1, -1)
-        new.begin(ring, int(self.folder.name.split('-')[1]) + 1)
-        try:
-            self._copy_to(new, oldest, end)
-            new.counters[[RESERVED, FLOOR, SHOWN]] = end, oldest, shown
-            derive(new, np.arange(oldest, end))
-            new.flush()
-        except BaseException:
-            self._tidy()
-            raise
-        self.replace_by(new, max_sz=max_sz)
-
-    def _copy_to(self, new, oldest, end):
-        "Arrays by slot row by row, and everything else as it is, but for arrays by other things"
-        for name, kind in self._lasting_kinds().items():
-            if self.file(name).exists():
-                self.lasting(name, kind)
-        for name, (shape, dtype, by) in self.arrays.items():
-            if by == 'files':
-                _also_in(self.file(name), new.new_folder(name))
-                continue
-            was = self.new(name, shape, dtype, by=by)
-            if by is None:
-                new.new(name, shape, dtype)[:] = was
-            if by != 'slot':
-                continue
-            to = new.new(name, (new.ring, *was.shape[1:]), dtype, by=by)
-            for keys in in_parts(oldest, end, 4096):
-                to[keys % new.ring] = was[keys % self.ring]
-        for name, size in self.meta.get('records', {}).items():
-            for keys in in_parts(oldest, end, 4096):
-                rows = self.kept(name, keys % self.ring, size)
-                if rows is not None:
-                    new.keep(name, keys[rows.any(1)] % new.ring, rows[rows.any(1)])
-
-    def scattered(
-        self,
-        name: str,  # of an array that is there
-        array: np.ndarray,  # as `new` gave it
-    ) -> np.ndarray:  # the same bytes
-        "An array for reads at random places: another mapping, as writes go on in order"
-        other = mapped(self.file(name), array.shape, array.dtype, self.writes)
-        read_at_random(other)
-        return other
-
-# %% ../../nbs/memory/directory.ipynb #7894d511
-# files in a folder, by whose names it is known what of it lies elsewhere
-_NOTE = '.elsewhere'
-
-# %% ../../nbs/memory/directory.ipynb #cbbb5e77
-def _erase(path):
-    "Remove a file or a folder; its `counters`, which say that it is ours, come last"
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-        return
-    for p in path.iterdir():
-        if p.name != 'counters':
-            _erase(p)
-    shutil.rmtree(path, ignore_errors=True)
-
 # %% ../../nbs/memory/directory.ipynb #5a4d0c12
 def shard_path(
     path,  # of the directory of all
     mode: str,  # 'a' or 'r'
     rank: int,  # which worker
     who: str,  # for errors
-) -> Path:  # the directory itself where all workers read the memory that is there
-    "Where the memory of one of several workers lies"
+) -> Path:  # the directory itself if all workers read the memory that is there
+    "Return where the memory of one of several workers is"
     path = Path(path)
     there = (path / 'meta.json').exists()
     if mode == 'r' and there:
@@ -905,17 +734,14 @@ def shard_path(
             'a directory in which each worker has its own',
             "another path; mode='r' where they only draw from it; or one worker",
         )
-    if mode == 'a' and (path / 'writer').exists():  # a shared lock: other workers look, too
-        lock = _locked(path / 'writer', who, shared=True)
-        if lock is None:
-            raise _in_use(path, who)
-        lock.close()
+    if mode == 'a' and (path / 'writer').exists():
+        _locked(path, who, shared=True).close()  # shared: other workers look, too
     return _plain(path / f'shard-{rank}', who)
 
 # %% ../../nbs/memory/directory.ipynb #b9221736
-def _also_in(folder, other):
-    for entry in [e for e in os.scandir(folder) if e.is_file(follow_symlinks=False)]:
-        try:
-            os.link(entry.path, other / entry.name)
-        except OSError:
-            shutil.copyfile(entry.path, other / entry.name)  # a file system without links
+def _link(path, other):
+    "Give a file a second name; copy it if the file system has no links"
+    try:
+        os.link(path, other)
+    except OSError:
+        shutil.copyfile(path, other)
