@@ -73,7 +73,7 @@ def rows_and_episodes(
         length=last['step_n'],
         total=last.get('total_reward'),
         end=np.array(ENDS)[np.select(kinds, [0, 1, 2], 3)],
-        whole=back[first] <= 0,
+        whole=read(['step_n'], first)['step_n'] <= 1,
     )
     return dict(key=key, env_id=env[which], episode=which, drawn=None), episode
 
