@@ -170,9 +170,6 @@ class Place:
     def told(self, kind, end) -> int:
         return 0  # up to which row there are priorities of such a sampler
 
-    def put_aside(self, name):
-        return None  # what a copy of an array is found by
-
     def aside(self, found_by, name, dtype) -> np.ndarray:
         return None  # such a copy; None: it is gone
 

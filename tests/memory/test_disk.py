@@ -392,7 +392,7 @@ def test_damaged_files_are_named_and_never_crash(kind, changes, sound, tmp_path)
         dict(data='/etc'),
         dict(columns=['row', 8, []]),
         dict(store=None),
-        dict(version=2),
+        dict(format='a memory of fastrl_replay, format 2'),
         dict(max_sz=None),
     ],
     ids=str,
