@@ -370,6 +370,8 @@ class Directory(Place):
                 who, 'damaged counters', c[:OF_STORE].tolist(), remedy='a copy of the directory'
             )
         if not self.writes:
+            self._watched = open_plain(self.file('counters'), None, self.who)
+            weakref.finalize(self, self._watched.close)
             return
         c[CHECK] = 0  # until it is closed
         self._tidy()
@@ -381,7 +383,7 @@ class Directory(Place):
 
     def check_there(self):
         "Raise if the writer has replaced the folder that a reader has open"
-        if not self.file('counters').exists():
+        if not os.fstat(self._watched.fileno()).st_nlink:
             raise StateError(
                 self.who,
                 f'{self.path} was made larger, or anew, since it was opened for reading',
@@ -453,15 +455,6 @@ class Directory(Place):
             allocate(path, self.ring * size, self.who)
         self.say(lasting={**self.meta['lasting'], name: size})
         return self.new(name, self.ring, dtype, by='slot')
-
-    def beside(
-        self,
-        name: str,  # of a file with a number for each slot
-        dtype,  # of these numbers
-    ) -> np.ndarray:  # None: there is none
-        "Map the file, even if a reader has its own array of the name; changes stay in this process"
-        if os.path.lexists(self.file(name)):
-            return self._mapped(name, self.ring, dtype)
 
     def keep(
         self,

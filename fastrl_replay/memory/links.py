@@ -466,10 +466,7 @@ def as_keys(keys, what='keys', who='Timeline') -> np.ndarray:  # int64
     keys = np.asarray(keys)
     if keys.dtype.kind not in 'iu' and keys.size:
         raise ArgumentTypeError(who, what, keys.dtype, 'integers')
-    too_large = keys.dtype == np.uint64  # cut off: they were never given out either way
-    return (np.minimum(keys, np.uint64(2**63 - 1)) if too_large else keys).astype(
-        np.int64, copy=False
-    )
+    return keys.astype(np.int64, copy=False)  # numbers from 2**63 on become negative: no keys
 
 # %% ../../nbs/memory/links.ipynb #a7f1db09
 @njit

@@ -164,9 +164,6 @@ class Place:
     def lasting(self, name, dtype) -> np.ndarray:
         return None  # an array by slot that lasts; None: none does
 
-    def beside(self, name, dtype) -> np.ndarray:
-        return None  # what the process wrote by slot that writes; None: nothing
-
     def told(self, kind, end) -> int:
         return 0  # up to which row there are priorities of such a sampler
 
