@@ -422,7 +422,7 @@ class Directory(Place):
     def _mapped(self, name, shape, dtype, writable=False):
         path = _plain(self.file(name), self.who)
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        found = f'{path.stat().st_size:_} bytes' if path.exists() else 'no such file'
+        found = f'{path.stat().st_size:_} bytes' if path.is_file() else 'no such file'
         if found != f'{nbytes:_} bytes':
             raise StateError(self.who, f'{path} is damaged', found, f'{nbytes:_} bytes')
         return mapped(path, shape, dtype, writable)
