@@ -78,7 +78,8 @@ def read_meta(
     return meta
 
 # %% ../../nbs/memory/directory.ipynb #bbfae435
-_LEFT = r'data-[0-9a-f]{32}|\.meta\.json\.[0-9]+\.[0-9]+'  # what a killed writer may leave
+# what a killed writer may leave
+_LEFT = r'data-[0-9a-f]{32}[.]fastrl|[.]meta[.]json[.][0-9]+[.][0-9]+'
 
 
 def _is_signed(writer):
@@ -287,7 +288,7 @@ class Directory(Place):
     ):
         "Start a new memory, in a folder to which nothing refers so far"
         self._tidy()
-        self.folder = self.path / f'data-{uuid.uuid4().hex}'
+        self.folder = self.path / f'data-{uuid.uuid4().hex}.fastrl'
         self.ring, self.meta, self.arrays = ring, None, {}
         self.folder.mkdir()
         self.counters = self.new('counters', N_COUNTERS, np.int64)
@@ -356,7 +357,7 @@ class Directory(Place):
         )
         meta = checked(f'{who}/meta.json', form, self.meta, more=True)
         names = [*meta['lasting'], *meta['records']]
-        if not re.fullmatch('data-[0-9a-f]{32}', meta['data']) or not all(
+        if not re.fullmatch('data-[0-9a-f]{32}[.]fastrl', meta['data']) or not all(
             re.fullmatch(r'\w[\w.-]*', n) for n in names
         ):
             raise StateError(who, 'a damaged meta.json')

@@ -262,7 +262,14 @@ def rows(n, first=0):
 
 @pytest.mark.parametrize(
     'name',
-    ['saved/1/photo.jpg', 'run', 'writer', 'service', 'data-1/counters', f'data-{1:032}/counters'],
+    [
+        'saved/1/photo.jpg',
+        'run',
+        'writer',
+        'service',
+        'data-1/counters',
+        f'data-{1:032}.fastrl/counters',
+    ],
 )
 def test_a_directory_of_yours_is_no_memory(name, tmp_path):
     "Though its names are those that memories have"
@@ -301,7 +308,7 @@ def test_files_of_yours_that_look_like_left_over_ones_stay(tmp_path):
         line.close()
 
     write()
-    names = 'data-7/thesis.txt', 'saved-7/thesis.txt', '.meta.json.bak'
+    names = f'data-{7:032}/thesis.txt', 'saved-7/thesis.txt', '.meta.json.bak'
     for name in names:
         (tmp_path / 'm' / name).parent.mkdir(exist_ok=True)
         (tmp_path / 'm' / name).write_text('precious')
@@ -361,7 +368,7 @@ def test_a_file_that_lasts_is_made_through_no_link(tmp_path):
         ('records', {'../../victim': 8}),
         ('lasting', {'../../victim': 8}),
         ('records', [1]),
-        ('data', f'data-{1:032}/../../victim'),
+        ('data', f'data-{1:032}.fastrl/../../victim'),
     ],
 )
 def test_what_meta_json_names_lies_in_its_directory(key, value, tmp_path):
