@@ -95,7 +95,7 @@ def _others(path):
     if {'id', 'env', 'directory'} <= json_in(path / 'run').keys():
         found.discard('run')
     if _is_signed(path / 'writer'):
-        found = {n for n in found if not re.fullmatch(f'writer|service|{_LEFT}', n)}
+        found = {n for n in found if not re.fullmatch(f'writer|service|meta[.]json|{_LEFT}', n)}
     return found
 
 
@@ -498,7 +498,7 @@ class Directory(Place):
         self.until[0] = max(self.ring, c.item(LIMIT))
 
     def rewind(self, end: int, floor: int = 0):
-        "Rows from this key on don't count any more, nor do those before `floor`"
+        "Drop rows from this key on, and those before `floor`"
         self._check_holds()
         c = self.counters
         first = end - self.base
@@ -583,7 +583,7 @@ class Directory(Place):
         return True
 
     def _after_power_cut(self):
-        "Rows that were not on the device when the machine was switched off don't count"
+        "Drop rows that were not on the device when the machine was switched off"
         c = self.counters
         boot = self._before.get('boot')
         if not boot or boot == _boot() or self._before.get('host') != socket.gethostname():

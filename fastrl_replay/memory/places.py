@@ -124,7 +124,7 @@ class Place:
         self.counters[TOLD] = key - self.base
 
     def rewind(self, end: int, floor: int = 0):
-        "Rows from this key on don't count any more, nor do those before `floor`"
+        "Drop rows from this key on, and those before `floor`"
         c = self.counters
         whole = self.oldest_whole() - self.base
         end -= self.base
