@@ -15,6 +15,7 @@ from ..steps.errors import ArgumentTypeError, StaleKey, StateError
 from fastrl_replay.envs.episodes import (
     ENV,
     EPISODE_N,
+    N_STEPS,
     SIZE,
     STEP_N,
     RowLayout,
@@ -241,75 +242,71 @@ class Links:
         return slots
 
     def state_dict(self) -> dict:  # plain data and tensors
-        "Counters and environments, and the links, unless they lie in a place that lasts"
+        "Return counters, environments, and how often rows were drawn, unless that is in files"
         numbers, envs, last_key = self.tables
-        slots = self.keys % self.ring
         kept = self.going_on
         arrays = dict(env_ids=envs.ids[kept], last=envs.last[kept], last_key=last_key[kept])
         if not self.place.lasts:
-            arrays |= {n: getattr(self, n)[slots] for n in _BY_SLOT}
+            arrays['drawn'] = self._drawn[self.keys % self.ring]
         tensors = {k: torch.from_numpy(a) for k, a in arrays.items()}
-        counters = numbers[:SLOTS].tolist()
-        return dict(max_sz=self.max_sz, base=self.place.base, counters=counters, **tensors)
-
-    def _checked(self, state, rows):
-        "What was saved, as arrays; a `StateError` where kernels would go astray"
-        ids = array(np.int32, None, low=0, high=MAX_ENVS - 1)
-        form = dict(max_sz=integer(1, 2**31 - 1), base=integer(), counters=listed(integer(), SLOTS))
-        form['env_ids'] = ids
-        saved = checked(self.who, form, state, more=True)
-        e = len(saved['env_ids'])
-        inserted, oldest = saved['counters'][:2]
-        n = inserted - oldest
-        if not 0 <= n <= self.max_sz or oldest < saved['base']:
-            self._refuse_saved(f'keys {oldest} to {inserted - 1} for max_sz={self.max_sz}')
-        form |= dict(
-            last=array(np.int32, e, 3), last_key=array(np.int64, e, low=-1, high=inserted - 1)
-        )
-        ahead = np.arange(n, 0, -1)  # how far the end is
-        if rows:
-            form |= dict(
-                link=array(np.int32, n, low=0, high=ahead - 1),
-                back=array(np.int32, n, low=0, high=saved['max_sz'] - 1),
-                drawn=array(np.int32, n),
-            )
-        saved = checked(self.who, form, state)
-        if rows:
-            self._check_agree(saved['link'], saved['back'], saved['last_key'] - oldest)
-        if len(np.unique(saved['env_ids'])) < e:
-            self._refuse_saved('an environment twice')
-        return saved
-
-    def _check_agree(self, link, back, last):  # last: places of the last rows of the environments
-        "Raise if links forward and back disagree, or lead on from an environment's last row"
-        linked = np.flatnonzero(link)
-        places = np.arange(len(back))
-        if (back[linked + link[linked]] != link[linked]).any() or len(linked) != np.sum(
-            (back > 0) & (back <= places)
-        ):
-            self._refuse_saved('links forward and back that disagree')
-        last = last[last >= 0]
-        if link[last].any() or len(np.unique(last)) < len(last):
-            self._refuse_saved('links from last rows')
-
-    def _refuse_saved(self, got):
-        raise StateError(self.who, 'a saved memory with damaged links', got)
+        return dict(base=self.place.base, counters=numbers[:SLOTS].tolist(), **tensors)
 
     def load_state_dict(
         self,
         state: dict,  # as it was saved
         base: int,  # the first key here
-        rows=True,  # True: the state has the links, too; False: keep the links that are here
+        rows=True,  # True: the state has draw counts, and `relink` follows; False: files have them
     ):
-        "Become the links that were saved; these must be new"
-        saved = self._checked(state, rows)
-        envs = Environments(len(saved['env_ids']))
+        "Become what was saved; this object must be new"
+        form = dict(
+            base=integer(),
+            counters=listed(integer(), SLOTS),
+            env_ids=array(np.int32, None, low=0, high=MAX_ENVS - 1),
+            last=array(np.int32, None, 3),
+            last_key=array(np.int64, None, low=-1),
+        )
+        if rows:
+            form['drawn'] = array(np.int32, None)
+        saved = checked(self.who, form, state)
+        (inserted, oldest, *_), last_key = saved['counters'], saved['last_key']
+        envs = Environments(len(last_key))
         envs.admit(saved['env_ids'])
-        envs.last[: len(envs)] = saved['last']
-        self._use(saved['counters'], envs, grown(saved['last_key'].copy(), len(envs.last), -1))
+        fits = (
+            saved['base'] <= oldest <= inserted <= oldest + self.max_sz
+            and len(envs) == len(saved['env_ids']) == len(saved['last']) == len(last_key)
+            and last_key.max(initial=-1) < inserted
+            and (not rows or len(saved['drawn']) == inserted - oldest)
+        )
+        if not fits:
+            raise self._damaged(f'keys {oldest} to {inserted - 1}, {len(envs)} environments')
+        envs.last[:] = saved['last']
+        self._use(saved['counters'], envs, last_key.copy())
         self.move(base - saved['base'])
-        for name in _BY_SLOT if rows else ():
-            getattr(self, name)[self.keys % self.ring] = saved[name]
+        if rows:
+            self._drawn[self.keys % self.ring] = saved['drawn']
+
+    def relink(
+        self,
+        episodes,  # (slots) → a structured array: episode columns of the rows in them
+    ):
+        "Link the rows that are here as `append` does, but don't count them again"
+        inserted, oldest = self.inserted, self.oldest
+        counted, drawn = self.place.counters.item(COMMITTED), self._drawn.copy()
+        self.tables.numbers[INSERTED] = oldest
+        for keys in in_parts(oldest, inserted, 1 << 20):
+            rows = episodes(keys % self.ring)
+            self._admit_saved(rows['env_id'])
+            plan = RowLayout(self.who, rows.dtype, strict=False).at
+            link_rows(self.tables.numbers, plan, rows.ctypes.data, len(rows))
+        self._drawn[:], self.place.counters[COMMITTED] = drawn, counted
+
+    def _admit_saved(self, env_ids):
+        if len(env_ids) and not 0 <= env_ids.min() <= env_ids.max() < MAX_ENVS:
+            raise self._damaged(f'env_id {env_ids.min()} to {env_ids.max()}')
+        self.admit(env_ids)
+
+    def _damaged(self, got):
+        return StateError(self.who, 'a saved memory with damaged links', got)
 
     def move(self, by: int):
         "Make all keys larger; where rows are there, by a multiple of the slots"
@@ -324,46 +321,39 @@ class Links:
         numbers[OLDEST] = min(self.inserted, max(oldest, key))
         return self.oldest - oldest
 
-    def _without_next(self, keys, inserted):
-        "Those of these keys that have no next row; links that lead beyond the last row are cut"
+    def _without_next(self, keys):
+        "Return those of these keys that have no next row; cut links that lead beyond the last row"
         found = np.empty(len(keys), np.int64)
-        n = _look(self.link, self.back, keys, inserted, found)
+        n = _look(self.link, self.back, keys, self.inserted, found)
         if n < 0:
-            raise self._damaged(
-                'a link out of the memory' if n == -1 else 'links forward and back that disagree'
-            )
+            raise self._damaged('links forward and back that disagree')
         return found[:n]
-
-    def _damaged(self, what):
-        return StateError(self.who, 'a memory on disk with damaged links', what)
 
     def reopen(
         self,
-        episodes,  # (slots) → a structured array: what rows in them say of their episodes
+        episodes,  # (slots) → a structured array: episode columns of the rows in them
     ):
-        "Find out from the rows that lie here which episodes are under way"
-        inserted = self.inserted
-        oldest = self.oldest
-        lasts = {}
-        for keys in in_parts(oldest, inserted, 1 << 20):
-            keys = self._without_next(keys, inserted)[::-1]
-            envs, first = np.unique(episodes(keys % self.ring)['env_id'], return_index=True)
-            strange = len(envs) and not 0 <= envs[0] <= envs[-1] < MAX_ENVS
-            if strange:
-                raise self._damaged(f'env_id {envs[0]} to {envs[-1]}')
-            lasts.update(zip(envs.tolist(), keys[first].tolist()))
-        envs = Environments(len(lasts))
-        keys = np.array([*lasts.values()], np.int64)
-        if lasts and not envs.admit(np.array([*lasts])):
-            raise self._damaged('numbers of environments')
-        for i, row in enumerate(episodes(keys % self.ring)):
-            note_row(envs.last, i, row['episode_n'], row['step_n'], _ends(row))
-        self._use(np.array([inserted, oldest, *self.place.counters[AGES]]), envs, keys)
+        "Find out from the rows that are here which episodes are under way"
+        newest = {}
+        for keys in in_parts(self.oldest, self.inserted, 1 << 20):
+            keys = self._without_next(keys)
+            newest.update(zip(episodes(keys % self.ring)['env_id'].tolist(), keys.tolist()))
+        keys = np.array([*newest.values()], np.int64)
+        rows = episodes(keys % self.ring)
+        self._admit_saved(rows['env_id'])
+        numbers, envs, last_key = self.tables
+        ended = rows['terminated'] | rows['truncated']
+        if self.plan[N_STEPS] >= 0:
+            ended &= rows['n'] <= 1
+        n = len(keys)
+        last_key[:n] = keys
+        envs.last[:n] = np.stack([rows['episode_n'], rows['step_n'], ~ended], 1)
+        numbers[AGE_SUM:SLOTS] = self.place.counters[AGES]
 
     def cut(self):
-        "Links that lead beyond the last row lead nowhere"
+        "Cut links that lead beyond the last row"
         for keys in in_parts(self.oldest, self.inserted, 1 << 20):
-            self._without_next(keys, self.inserted)
+            self._without_next(keys)
 
     def stand_at(self, span: tuple):
         """Take over rows that another process has added
@@ -476,10 +466,7 @@ def as_keys(keys, what='keys', who='Timeline') -> np.ndarray:  # int64
     keys = np.asarray(keys)
     if keys.dtype.kind not in 'iu' and keys.size:
         raise ArgumentTypeError(who, what, keys.dtype, 'integers')
-    too_large = keys.dtype == np.uint64  # cut off: they were never given out either way
-    return (np.minimum(keys, np.uint64(2**63 - 1)) if too_large else keys).astype(
-        np.int64, copy=False
-    )
+    return keys.astype(np.int64, copy=False)  # numbers from 2**63 on become negative: no keys
 
 # %% ../../nbs/memory/links.ipynb #a7f1db09
 @njit
@@ -576,13 +563,10 @@ def _window_slots(numbers, keys, slots):
                     follows -= max_sz
                 at[_u(i)] = follows if step > 0 and ahead[_u(i)] > 0 else -1
 
-# %% ../../nbs/memory/links.ipynb #abd8961c
-_BY_SLOT = 'link', 'back', 'drawn'
-
 # %% ../../nbs/memory/links.ipynb #4edf1b92
 @njit
 def _look(link, back, keys, inserted, found):
-    "Cut links that lead beyond the last row; how many keys have none, or below 0: what is wrong"
+    "Cut links that lead beyond the last row; return how many keys have none, or -1: some are wrong"
     ring = len(link)
     n = 0
     for key in keys:
@@ -592,13 +576,8 @@ def _look(link, back, keys, inserted, found):
             return -1
         if key + ahead >= inserted:
             link[slot] = ahead = 0
-        if ahead and back[(key + ahead) % ring] != ahead:
-            return -2
+        if ahead > 0 and back[(key + ahead) % ring] != ahead:
+            return -1
         if ahead == 0:
             found[n], n = key, n + 1
     return n
-
-# %% ../../nbs/memory/links.ipynb #f50f7c80
-def _ends(row):  # of a structured array
-    n = row['n'] if 'n' in row.dtype.names and row.dtype['n'] in (np.int32, np.int64) else 1
-    return (row['terminated'] or row['truncated']) and n <= 1

@@ -62,11 +62,7 @@ def mapped(
     )
 
 # %% ../../nbs/memory/mapped.ipynb #1a5a5aac
-_NO_ROOM = {
-    errno.ENOSPC: 'a path on another disk',
-    errno.EDQUOT: 'a larger quota',
-    errno.EFBIG: 'a higher limit on the size of files (ulimit -f)',
-}
+_FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 
 def no_disk(
@@ -76,16 +72,19 @@ def no_disk(
     e: OSError,  # what the system said
 ) -> Exception:  # itself where it has nothing to do with room
     "The error where the system has no room, with its own words"
-    if e.errno not in _NO_ROOM:
+    if e.errno not in _FULL:
         return e
-    free = f'{size_text(shutil.disk_usage(path.parent).free)} free'
+    free = size_text(shutil.disk_usage(path.parent).free)
+    remedy = (
+        'a smaller max_sz, a path on another disk, or a higher quota or limit on sizes of files'
+    )
     return NoRoom(
         who,
         f'no room on the disk for {path}: {e.strerror}',
-        free if e.errno == errno.ENOSPC else None,
+        f'{free} free',
         size_text(nbytes),
-        f'a smaller max_sz, or {_NO_ROOM[e.errno]}',
-    )  # a quota takes no notice of what is free
+        remedy,
+    )
 
 # %% ../../nbs/memory/mapped.ipynb #44c4621b
 # as Linux numbers them

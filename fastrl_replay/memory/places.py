@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['RESERVED', 'COMMITTED', 'FLOOR', 'TOLD', 'AGE_SUM', 'AGE_MAX', 'FLUSHED', 'LIMIT', 'REWINDS', 'OF_STORE',
-           'N_COUNTERS', 'AGES', 'STORE_END', 'CHECK', 'EVER', 'SHOWN', 'aligned', 'in_parts', 'runs', 'Declared',
-           'Place', 'Counted', 'MainMemory']
+           'N_COUNTERS', 'AGES', 'STORE_END', 'CHECK', 'EVER', 'SHOWN', 'aligned', 'in_parts', 'runs', 'Place',
+           'MainMemory']
 
 # %% ../../nbs/memory/places.ipynb #125a957a
-from typing import NamedTuple
 import numpy as np
 from ..steps.errors import StateError
 from ..steps.machine import free_memory
@@ -57,16 +56,8 @@ EVER = 62
 SHOWN = 63
 
 
-class Declared(NamedTuple):
-    "What was said of an array when it was asked for"
-
-    shape: tuple
-    dtype: np.dtype
-    by: str  # what its first axis counts: 'slot', or what only its owner knows; None: nothing
-
-
 class Place:
-    "Where the arrays of a memory are, and what makes them last; in this base class, nothing lasts"
+    "Where the arrays of a memory are, and which of its rows are there; here, nothing lasts"
 
     # of a directory; a device's name; what is said of the memory that is there
     path = device = meta = None
@@ -86,60 +77,39 @@ class Place:
         # ring: how many slots there are
         self.who = who
         self.ring = 0
-        self.arrays = {}
         self.counters = aligned(N_COUNTERS, np.int64, 0)
         # how many rows kernels may write without asking, counted as the counters do; -1: none
         self.until = np.full(1, 2**62)
         # a key is this plus the row's number in the counters; a multiple of `ring`
         self.base = 0
 
-    def new(self, name: str, shape, dtype, fill=None, by=None, own=False) -> np.ndarray:
-        raise NotImplementedError
+    def limit(self) -> int:
+        return 0  # bytes for a memory that is in use; 0: the place says when it is full
 
-    def begin(self, ring: int):
-        self.ring = ring  # how many slots a new memory has
+    def outgrown(self, nbytes) -> bool:
+        return False  # are arrays so large that reading must be announced?
 
-    def publish(self, **meta):
-        "From now on a memory is there, of which this is to be said"
+    def request(self, array, slots):
+        "Announce that these rows of an array are going to be read"
 
-    def say(self, **meta):
-        "This is to be said of it, too"
+    # ---- which rows are there ----
 
     def allow(self, end: int):
-        "Rows up to this key may be written, or an error"
-
-    def claim(self):
-        "An error where it could be changed, but not by this process any more"
-
-    def leave(self):
-        "Let go of what is there, as it is"
-
-    def flush(self):
-        "Bring everything to the disk"
-
-    def forget(self):
-        "Remove a memory without rows"
-
-    def close(self) -> bool:
-        return False  # must it be opened again, if it is used again?
-
-# %% ../../nbs/memory/places.ipynb #58125557
-class Counted(Place):
-    "A place, and which rows are there"
+        "Allow rows up to this key, or raise"
 
     def intend(self, end: int):
-        "Rows up to this key are about to be written"
+        "Reserve rows up to this key, which are about to be written"
         self.allow(end)
         self.counters[RESERVED] = max(self.counters.item(RESERVED), end - self.base)
 
     def oldest_whole(self) -> int:
-        "Rows before this one may have been overwritten"
+        "Return the first key whose row was not overwritten"
         c = self.counters
         return self.base + max(c.item(FLOOR), c.item(RESERVED) - self.ring)
 
     def span(self, window: int) -> tuple:  # the next key, and the oldest that is there
-        "What is there now, of a memory that keeps so many rows"
-        # first: rows that come meanwhile are reserved before they count
+        "Return what is there now, of a memory that keeps so many rows"
+        # first: rows that come at the same time are reserved before they count
         end = self.base + self.counters.item(COMMITTED)
         shown = self.base + self.counters.item(SHOWN)
         return end, min(end, max(end - window, self.oldest_whole(), shown))
@@ -154,19 +124,74 @@ class Counted(Place):
         self.counters[TOLD] = key - self.base
 
     def rewind(self, end: int, floor: int = 0):
-        "Rows from this key on don't count any more, nor do those before `floor`"
+        "Drop rows from this key on, and those before `floor`"
         c = self.counters
         whole = self.oldest_whole() - self.base
         end -= self.base
         # first: after a kill, more rows count, and not fewer
         c[SHOWN] = max(floor - self.base, 0)
         c[COMMITTED], c[TOLD], c[FLOOR] = end, min(c.item(TOLD), end), min(whole, end)
-        # what was overwritten lies before `FLOOR`, so rows that come now are whole
+        # rows that were overwritten are before `FLOOR`, so rows that come now are whole
         c[RESERVED] = end
-        c[REWINDS] += 1  # after it: who looks at this counter first sees the new ones
+        c[REWINDS] += 1  # after it: a reader that sees the new number sees the new counters
+
+    # ---- what lasts ----
+
+    def begin(self, ring: int):
+        self.ring = ring  # how many slots a new memory has
+
+    def publish(self, **meta):
+        "Make a new memory the one that is there, of which this is to be said"
+
+    def say(self, **meta):
+        "Note this of it, too"
+
+    def claim(self):
+        "Raise if it could be changed, but not by this process any more"
+
+    def leave(self):
+        "Let go of what is there, as it is"
+
+    def flush(self):
+        "Bring everything to the disk"
+
+    def forget(self):
+        "Remove a memory without rows"
+
+    def close(self) -> bool:
+        return False  # must it be opened again, if it is used again?
+
+    def lasting(self, name, dtype) -> np.ndarray:
+        return None  # an array by slot that lasts; None: none does
+
+    def told(self, kind, end) -> int:
+        return 0  # up to which row there are priorities of such a sampler
+
+    def aside(self, found_by, name, dtype) -> np.ndarray:
+        return None  # such a copy; None: it is gone
+
+    def keep(self, name, slots, rows):
+        "Write some bytes for some slots"
+
+    def kept(self, name, slots, size) -> np.ndarray:
+        return None  # what was written; None: nothing
+
+    def refers(self) -> dict:
+        return None  # what a state says instead of rows; None: it holds them
+
+    def check_refers(self, saved, inserted, store):
+        "Raise if rows that a state refers to are not here"
+        where = saved['directory']
+        raise StateError(
+            self.who,
+            'a saved memory whose rows lie in files',
+            where,
+            'one that holds its rows',
+            f'store={store}(path={str(where)!r})',
+        )
 
 # %% ../../nbs/memory/places.ipynb #ce2ced31
-class MainMemory(Counted):
+class MainMemory(Place):
     "Arrays in the memory of this process"
 
     def new(
@@ -178,55 +203,14 @@ class MainMemory(Counted):
         by: str = None,  # what the first axis counts: 'slot', or the owner's unit; None: nothing
         own=False,  # is it this process's own, even where other arrays last?
     ) -> np.ndarray:
-        "A new array"
+        "Return a new array"
         return aligned(shape, dtype, fill)
 
     def room(self) -> int:
         return free_memory(self.device)  # bytes for a new memory; 0: not known
 
     def limit(self) -> int:
-        return free_memory(self.device)  # for one that is in use; 0: it says when it is full
-
-    def outgrown(self, nbytes) -> bool:
-        return False  # are arrays so large that reading must be told in advance?
-
-    def request(self, array, slots):
-        "These rows of an array are going to be read"
-
-    def lasting(self, name, dtype) -> np.ndarray:
-        return None  # an array by slot that lasts; None: none does
-
-    def beside(self, name, dtype) -> np.ndarray:
-        return None  # what the process wrote by slot that writes; None: nothing
-
-    def told(self, kind, end) -> int:
-        return 0  # up to which row there are priorities of such a sampler
-
-    def put_aside(self, *names):
-        return None  # what copies of arrays are found by
-
-    def aside(self, found_by, name, dtype) -> np.ndarray:
-        return None  # such a copy; None: it is gone
-
-    def keep(self, name, slots, rows):
-        "Write some bytes for some slots"
-
-    def kept(self, name, slots, size) -> np.ndarray:
-        return None  # what was written; None: nothing
+        return free_memory(self.device)
 
     def emptied(self) -> Place:
-        return type(self)(who=self.who)
-
-    def refers(self) -> dict:
-        return None  # what a state says instead of rows; None: it holds them
-
-    def check_refers(self, saved, inserted, store):
-        "Raise where rows that a state refers to are not here"
-        where = saved['directory']
-        raise StateError(
-            self.who,
-            'a saved memory whose rows lie in files',
-            where,
-            'one that holds its rows',
-            f'store={store}(path={str(where)!r})',
-        )
+        return type(self)(who=self.who)  # a place for rows that a state holds

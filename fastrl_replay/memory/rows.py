@@ -326,7 +326,8 @@ def check_weights(keys, weights):
 
 # %% ../../nbs/memory/rows.ipynb #99300286
 def _episode_dtype(dtype):
-    return np.dtype([(n, dtype[n]) for n in (*EPISODE, 'n') if n in dtype.names])
+    columns = [(n, dtype[n]) for n in (*EPISODE, 'n') if n in dtype.names]
+    return np.dtype(columns, align=True)  # kernels read them
 
 
 def episodes_at(columns, slots):

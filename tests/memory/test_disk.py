@@ -132,12 +132,13 @@ def test_what_can_be_no_directory_is_named(path):
 
 
 @pytest.mark.parametrize('mode', ['a', 'r'])
-@pytest.mark.parametrize('name', ['writer', 'meta.json', 'data-1', 'data-1/rows'])
+@pytest.mark.parametrize('name', ['writer', 'meta.json', 'data-*', 'data-*/rows'])
 def test_symbolic_links_to_other_places_are_not_followed(name, mode, tmp_path):
     filled(tmp_path / 'm').close()
     (tmp_path / 'yours').mkdir()
-    (tmp_path / 'm' / name).rename(tmp_path / 'yours' / 'thing')
-    (tmp_path / 'm' / name).symlink_to(tmp_path / 'yours' / 'thing')
+    [path] = (tmp_path / 'm').glob(name)
+    path.rename(tmp_path / 'yours' / 'thing')
+    path.symlink_to(tmp_path / 'yours' / 'thing')
     before = contents(tmp_path / 'yours')
     if name == 'writer' and mode == 'r':
         whole(Timeline(10, Rows(tmp_path / 'm', mode='r')))  # a reader does not open it
@@ -148,18 +149,18 @@ def test_symbolic_links_to_other_places_are_not_followed(name, mode, tmp_path):
 
 
 def test_saved_priorities_are_no_link_to_another_place(tmp_path):
-    "Older folders of saved priorities are removed, so a stranger's directory could name yours"
-    (tmp_path / 'yours' / '7').mkdir(parents=True)
-    (tmp_path / 'yours' / '7' / 'priorities').write_bytes(b'precious')
+    "Older copies of priorities are removed, so a stranger's directory could name yours"
+    (tmp_path / 'yours').mkdir()
+    (tmp_path / 'yours' / '7.priorities').write_bytes(b'precious')
     replay = PrioritizedReplay(bs=1, max_sz=10, store=Rows(tmp_path / 'm'))
     replay.add(block(0, 3))
     replay.state_dict()
-    [saved] = (tmp_path / 'm').glob('saved-*')
+    [saved] = (tmp_path / 'm').glob('data-*/saved')
     shutil.rmtree(saved)
     saved.symlink_to(tmp_path / 'yours')
     with pytest.raises(StateError, match='symbolic link'):
         replay.state_dict()
-    assert (tmp_path / 'yours' / '7' / 'priorities').read_bytes() == b'precious'
+    assert (tmp_path / 'yours' / '7.priorities').read_bytes() == b'precious'
 
 
 # ---- what is there, and room for more ----
@@ -391,7 +392,7 @@ def test_damaged_files_are_named_and_never_crash(kind, changes, sound, tmp_path)
         dict(data='/etc'),
         dict(columns=['row', 8, []]),
         dict(store=None),
-        dict(version=2),
+        dict(format='a memory of fastrl_replay, format 2'),
         dict(max_sz=None),
     ],
     ids=str,
@@ -788,7 +789,8 @@ def test_flush_syncs_all_arrays_before_the_settings_that_name_them(tmp_path, mon
 
     monkeypatch.setattr(os, 'fsync', fsync)
     filled(tmp_path).close()
-    assert {'rows', 'link', 'back', 'counters', 'data-1'} <= {*order}
+    [data] = tmp_path.glob('data-*')
+    assert {'rows', 'link', 'back', 'counters', data.name} <= {*order}
     order.clear()
     len(Timeline(30, Rows(tmp_path)))
     settings = next(i for i, name in enumerate(order) if 'meta.json' in name)
