@@ -73,7 +73,7 @@ def rows_and_episodes(
         length=last['step_n'],
         total=last.get('total_reward'),
         end=np.array(ENDS)[np.select(kinds, [0, 1, 2], 3)],
-        whole=back[first] <= 0,
+        whole=read(['step_n'], first)['step_n'] <= 1,
     )
     return dict(key=key, env_id=env[which], episode=which, drawn=None), episode
 
@@ -95,8 +95,10 @@ def rows_of(timeline, skip=0):
         line.back[slots],
         lambda names, at: store.some_columns(slots[at], names),
     )
-    counts = None if timeline.ages[0] else place.beside('drawn', np.int32)
-    row['drawn'] = (line.drawn if counts is None else counts)[slots]
+    drawn = line.drawn
+    if place.lasts and not timeline.ages[0]:  # by the process that writes, and not by this one
+        drawn = place.new('drawn', place.ring, np.int32, by='slot')
+    row['drawn'] = drawn[slots]
     gone = place.oldest_whole() - int(key[0]) if len(key) else 0
     if gone > 0 or place.counters.item(REWINDS) != rewinds:
         return rows_of(timeline, skip + 2 * max(gone, 0))
@@ -120,9 +122,9 @@ def probabilities_of(p, kind):
 def saved_priorities(timeline, key):
     "Return what can be sampled by the priorities in a memory's directory; None: there are none"
     place = timeline.place
-    file = place.beside('priorities', np.float64) if timeline.parts else None
-    if file is None:
+    if not timeline.parts or not place.lasts or 'priorities' not in place.meta['lasting']:
         return None
+    file = place.new('priorities', place.ring, np.float64, by='slot')
     told = place.told_to
     kind = place.meta.get('priorities')
     here = key[key < told]

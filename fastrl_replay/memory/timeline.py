@@ -619,6 +619,7 @@ class Timeline:
         place.base = 0 if place.lasts and base % line.ring else base
         line.load_state_dict(state['links'], place.base)
         store.load_state_dict(line.keys % line.ring, state['store'])
+        line.relink(store.episodes)
         if self._below and not self._are_those(parts, older):
             line.move(self._next_base(place))
             place.base += self._next_base(place)
