@@ -7,33 +7,14 @@ __all__ = ['NStep', 'NSkip']
 
 # %% ../../nbs/stages/nstep.ipynb #9c5e47ad
 from functools import partial
-import numpy as np, torch
+import numpy as np
 from ..steps.compiled import bytes_at, floats_at, ints_at, memmove, njit
-from ..steps.core import Steps, refuse_flags
-from ..steps.errors import BlockError, StateError, number, whole
-from ..steps.row_dtypes import dtype_spec, extend_dtype, padding, row_places
-from fastrl_replay.envs.episodes import (
-    SIZE,
-    TERMINATED,
-    TRUNCATED,
-    BlockGate,
-    CountersCheck,
-    RowLayout,
-    plain_rows,
-    refuse_drawn,
-)
+from ..steps.core import Steps
+from ..steps.errors import BlockError, number, whole
+from ..steps.row_dtypes import extend_dtype, row_places
+from ..envs.episodes import SIZE, TERMINATED, TRUNCATED, BlockGate, RowLayout
 from ..envs.infos import MASK, SUCCESS
 from ..pipe import Pipe, stage
-from fastrl_replay.steps.states import (
-    anything,
-    array,
-    checked,
-    flag,
-    integer,
-    maybe,
-    real,
-    row_dtype,
-)
 from fastrl_replay.stages.waiting import (
     BROKE_OFF,
     GOES_ON,
@@ -41,11 +22,8 @@ from fastrl_replay.stages.waiting import (
     OWN,
     Waiting,
     Waits,
-    forget_all,
     keep,
-    kept_places,
     look,
-    note_rest,
     row_place,
 )
 
@@ -184,6 +162,7 @@ class NStep(Waits):
     "Merges steps within an episode: summed `reward`, last `next_state`, columns `discount` and `n`"
 
     _buffers = '_held', '_out'
+    arguments = 'n', 'gamma'
 
     def __init__(
         self,
@@ -199,15 +178,13 @@ class NStep(Waits):
         self._fresh()
 
     def _fresh(self):
-        gate = BlockGate(
-            'NStep',
-            partial(_MergeLayout, last=self.last),
-            _refuse_endless,
-            _BEFORE,
-            counted=self.n > 1,
-        )
-        self._held = Waiting(gate, self.n, 1, 'each')
+        self._held = self._new()
         self._out = np.zeros(0, np.uint8)
+
+    def _new(self):
+        layout = partial(_MergeLayout, last=self.last)
+        gate = BlockGate('NStep', layout, _refuse_endless, _BEFORE, counted=self.n > 1)
+        return Waiting(gate, self.n, 1, 'each')
 
     def merge(
         self,
@@ -233,10 +210,10 @@ class NStep(Waits):
             self._out = np.zeros(room, np.uint8)
         return raw
 
-    waiting = property(
-        lambda self: int(np.minimum(self._held.counts, self.n - 1).sum()),
-        doc='How many rows wait for steps to come',
-    )
+    @property
+    def waiting(self) -> int:
+        "How many rows wait for steps to come"
+        return int(np.minimum(self._held.counts, self.n - 1).sum())
 
     def __iter__(self):
         if self._starts_at_end():
@@ -248,81 +225,26 @@ class NStep(Waits):
         if self.data_ended and self.waiting:
             yield from self._hand_out([self.flush()])
 
-    def flush(
-        self,
-    ) -> (
-        Steps
-    ):  # the rows of all starts that wait, in the order of `env_id`; one has waited at least
-        "Yield the steps that still wait for later ones"
+    def flush(self) -> Steps:  # in the order of `env_id`
+        "Return the rows of all starts that wait, of which there must be one at least"
         w = self._held
-        found = note_rest(self._held)
         layout = w.gate.layout
-        out = np.zeros(self.waiting * w.gate.layout.merged.itemsize, np.uint8)
+        found = w.note_rest()
+        out = np.zeros(self.waiting * layout.merged.itemsize, np.uint8)
         made = _merge_noted(out[:0], w.held, found, out, layout.ends, self.gamma)
-        forget_all(w)
-        w.gate.ended()
+        w.end()
         return Steps(np.ndarray(made, layout.merged, out))
-
-    def snapshot(self) -> dict:  # the rows that wait
-        state = dict(n=self.n, gamma=self.gamma, dtype=None, rows=None, over=self._at_end)
-        if not self.waiting:
-            return state
-        w = self._held
-        slots = self._held.counts.nonzero()[0]
-        dtype = w.gate.layout.dtype
-        rows = w.held[5].reshape(-1, dtype.itemsize)[
-            kept_places(w, slots, w.counts[slots], self.n - 1)
-        ]
-        rows[:, padding(dtype)] = 0
-        return dict(state, dtype=dtype_spec(dtype), rows=torch.from_numpy(rows))
-
-    def restored(self, state):
-        "Return another stage that holds what was saved"
-        new = NStep(None, self.n, self.gamma, self.last)
-        saved = checked('NStep', dict(n=integer(), gamma=real()), state, more=True)
-        got = (saved['n'], saved['gamma'])
-        own = (new.n, new.gamma)
-        if got != own:
-            raise StateError(
-                'NStep',
-                'a saved stage with another n or gamma',
-                got,
-                own,
-                'build the chain that was saved',
-            )
-        form = dict(n=anything, gamma=anything, dtype=maybe(row_dtype), rows=anything, over=flag)
-        dtype = checked('NStep', form, state)['dtype']
-        if dtype is None:
-            return new
-        rows = checked('NStep', dict(rows=array(np.uint8, None, dtype.itemsize)), state, more=True)[
-            'rows'
-        ]
-        rows = rows.reshape(-1).view(dtype)
-        refuse_flags('NStep', rows)
-        try:
-            complete = new.merge(Steps(rows))
-        except BlockError as e:
-            raise StateError('NStep', 'saved rows that are damaged', e) from e
-        if len(complete):
-            raise StateError(
-                'NStep', 'saved rows that do not wait', f'{len(complete)} are complete', 'none'
-            )
-        return new
 
 # %% ../../nbs/stages/nstep.ipynb #e4945431
 def _check_columns(dtype):
-    "Raise where none of such rows can be left out"
-    refuse_drawn('NSkip', dtype)
     _refuse_merged('NSkip', dtype, {'discount', 'n'} <= set(dtype.names))
-    row_places('NSkip', dtype, dict(step_n='i4', terminated='?', truncated='?'))
-    return dtype
 
 # %% ../../nbs/stages/nstep.ipynb #e494543f
 @stage('n_skip')
 class NSkip(Pipe):
     "Keeps the first step of each episode, every `n`-th step after it, and the last one"
 
-    _buffers = ('_counters',)
+    _buffers = ('_gate',)
 
     def __init__(
         self,
@@ -330,12 +252,14 @@ class NSkip(Pipe):
         n: int,  # of how many steps one is kept; 1 keeps all
     ):
         self.n = whole('NSkip', 'n', n, 1, 2**31 - 1)
-        self._known = None
         super().__init__(source)
         self._fresh()
 
     def _fresh(self):
-        self._counters = CountersCheck('NSkip') if self.n > 1 else None  # None: they count
+        layout = partial(RowLayout, strict=False)
+        self._gate = BlockGate(
+            'NSkip', layout, shape_remedy=_BEFORE, check=_check_columns, counted=self.n > 1
+        )
 
     def __iter__(self):
         self._fresh()
@@ -348,12 +272,9 @@ class NSkip(Pipe):
         self,
         steps: Steps,  # a block
     ) -> Steps:  # those of its rows that are kept, perhaps none
-        "What is kept of a block"
-        rows = plain_rows('NSkip', steps, _BEFORE)
-        if rows.dtype is not self._known:
-            self._known = _check_columns(rows.dtype)
-        if self._counters:
-            self._counters = self._counters.after(rows)
+        "Return what is kept of a block"
+        rows, layout = self._gate.check(steps)
+        self._gate.accept(rows, layout)
         step = rows['step_n']
         keep = ((step - 1) % self.n == 0) | (step == 0) | rows['terminated'] | rows['truncated']
         return Steps(rows.take(keep.nonzero()[0]))
