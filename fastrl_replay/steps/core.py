@@ -173,10 +173,6 @@ class Steps:
         "A copy of the block in page-locked memory, from which `to` can copy without waiting"
         return self._of_bytes(self._bytes().pin_memory()) if self.device.type == 'cpu' else self
 
-    def is_pinned(self) -> bool:  # in page-locked memory?
-        "Does the block lie in page-locked memory?"
-        return self._bytes().is_pinned()
-
     def __iter__(self):
         "One-row `Steps`, in order"
         if not self.shape:
@@ -191,8 +187,8 @@ class Steps:
         "All columns by name, on the same memory"
         return {n: self[n] for n in self._dtype.names}
 
-    def _joined(self, blocks):
-        return self  # a subclass may have more to join than rows
+    def _joined(self, steps, blocks):
+        return steps  # a subclass may have more to join than rows
 
     @classmethod
     def cat(
@@ -217,7 +213,7 @@ class Steps:
         # whose keys are whose?
         if any(b._replay is not first._replay for b in blocks):
             joined._replay = None
-        return joined._joined(blocks)
+        return first._joined(joined, blocks)
 
     def __eq__(self, other):
         "Equal by value: the same columns, the same shape, the same numbers"
@@ -226,6 +222,8 @@ class Steps:
         a = self.to('cpu').rows
         b = other.to('cpu').rows
         return a.dtype == b.dtype and a.shape == b.shape and same_fields(a, b)
+
+    __array_eq__ = __eq__  # for fastcore's test_eq
 
     def update_priorities(
         self,
@@ -272,22 +270,6 @@ class Steps:
         return '\n'.join(
             [head] + [f'  {n:<{wide}}  {str(a.dtype):<8} {_glimpse(a)}' for n, a in parts]
         )
-
-    def _repr_html_(self):
-        if self._block is not None:
-            return f'<pre>{self!r}</pre>'
-        flat = self._rows.reshape(-1)[:6]
-        many = self._rows.size
-        names, columns = zip(*leaves(flat))
-
-        def row(tag, cells):
-            return '<tr>' + ''.join(f'<{tag}>{c}</{tag}>' for c in cells) + '</tr>'
-
-        body = ''.join(row('td', [_glimpse(c[i], 40) for c in columns]) for i in range(len(flat)))
-        said = f'{list(self.shape)} rows of {self._dtype.itemsize} bytes' + (
-            ', the first 6' if many > 6 else ''
-        )
-        return f'<table>{row("th", names)}{body}</table><p>{said}</p>'
 
 # %% ../../nbs/steps/core.ipynb #bbd8ca50
 def column_of_rows(a: np.ndarray):  # one field of a structured array
@@ -342,9 +324,7 @@ def _column(name):
     def get(self):
         if name in self._plain:
             return from_numpy(self._rows[name])
-        if name not in self._dtype.names:
-            raise AttributeError(self._unknown(name))
-        return self[name]
+        return self.__getattr__(name)
 
     return property(get)
 
@@ -421,20 +401,15 @@ def _laid_out(block, dtype, wanted):
 # %% ../../nbs/steps/core.ipynb #0fc2ded7
 def _check_alike(a, b):
     "Raise where these can't be joined"
-    for what, x, y in (
-        ('columns', a.dtype, b.dtype),
-        ('shapes', a.shape[1:], b.shape[1:]),
-        ('devices', a.device, b.device),
-    ):
-        if x == y:
-            continue
-        differ = differing_columns(x, y).items() if what == 'columns' else ()
-        if differ:
-            x, y = (
-                ', '.join(f'{n!r} {d[i]}' if d[i] else f'no {n!r}' for n, d in differ)
-                for i in range(2)
-            )
-        raise BlockError('Steps.cat', f'different {what}', x, y)
+    if a.dtype != b.dtype:
+        differ = differing_columns(a.dtype, b.dtype).items()
+        got = {name: here for name, (here, _) in differ}
+        expected = {name: there for name, (_, there) in differ}
+        raise BlockError('Steps.cat', 'different columns', got, expected)
+    if a.shape[1:] != b.shape[1:]:
+        raise BlockError('Steps.cat', 'different shapes', a.shape[1:], b.shape[1:])
+    if a.device != b.device:
+        raise BlockError('Steps.cat', 'different devices', a.device, b.device)
 
 # %% ../../nbs/steps/core.ipynb #9c27f4b9
 def same_fields(a, b) -> bool:
@@ -443,11 +418,6 @@ def same_fields(a, b) -> bool:
     if names or b.dtype.names:
         return names == b.dtype.names and all(same_fields(a[n], b[n]) for n in names)
     return np.array_equal(a, b, equal_nan=a.dtype.kind in 'fc')
-
-
-# the second is what fastcore's test_eq asks for
-Steps.__hash__ = None
-Steps.__array_eq__ = Steps.__eq__
 
 # %% ../../nbs/steps/core.ipynb #ad7de12c
 def replay_of(
@@ -493,7 +463,7 @@ def refuse_flags(
             )
 
 # %% ../../nbs/steps/core.ipynb #7744e2f5
-def _glimpse(a, width=60):
+def _glimpse(a):
     "The first numbers of `a`, on one line"
     s = ' '.join(np.array2string(a, threshold=8, edgeitems=2, precision=3).split())
-    return s if len(s) <= width else s[: width - 1] + '…'
+    return s if len(s) <= 60 else s[:59] + '…'
