@@ -9,6 +9,7 @@ __all__ = ['Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'steps
 # %% ../../nbs/steps/core.ipynb #6b42f5ec
 import math
 import numpy as np, torch
+from gymnasium.spaces import Discrete
 from torch import from_numpy
 from fastrl_replay.steps.errors import (
     ArgumentError,
@@ -26,6 +27,7 @@ from fastrl_replay.steps.row_dtypes import (
     padding,
     parts_of,
     saved_dtype,
+    step_dtype,
 )
 
 # %% ../../nbs/steps/core.ipynb #dee459a4
@@ -153,9 +155,9 @@ class Steps:
         return torch.from_numpy(rows.view(np.uint8).reshape(*self.shape, self._dtype.itemsize))
 
     def _of_bytes(self, b: torch.Tensor) -> 'Steps':
-        return self._like(
-            b.numpy().view(self._dtype).reshape(self.shape) if b.device.type == 'cpu' else b
-        )
+        if b.device.type != 'cpu':
+            return self._like(b)
+        return self._like(b.numpy().view(self._dtype).reshape(b.shape[:-1]))
 
     def to(
         self,
@@ -199,17 +201,10 @@ class Steps:
         blocks = [b if b.shape else b[None] for b in blocks]
         if not blocks:
             raise ArgumentError('Steps.cat', 'nothing to join', 'no blocks', 'at least one')
-        for b in blocks[1:]:
-            _check_alike(b, blocks[0])
-        blocks = [b.to('cpu') if b.device.type == 'cpu' else b for b in blocks]
         first = blocks[0]
-        if first._block is not None:
-            joined = first._like(torch.cat([b._block for b in blocks]))
-        else:
-            joined = first._like(np.zeros((sum(map(len, blocks)), *first.shape[1:]), first.dtype))
-            at = 0
-            for b in blocks:
-                joined._rows[at : at + len(b)], at = b.rows, at + len(b)
+        for b in blocks[1:]:
+            _check_alike(b, first)
+        joined = first._of_bytes(torch.cat([b._bytes() for b in blocks]))
         # whose keys are whose?
         if any(b._replay is not first._replay for b in blocks):
             joined._replay = None
@@ -306,20 +301,6 @@ def plain_columns(dtype: np.dtype) -> frozenset:  # names
     return frozenset(n for n in dtype.names if dtype[n].names is None)
 
 # %% ../../nbs/steps/core.ipynb #19e44ed2
-_EVERY_STEP = (
-    'state',
-    'action',
-    'reward',
-    'next_state',
-    'terminated',
-    'truncated',
-    'env_id',
-    'episode_n',
-    'step_n',
-    'total_reward',
-)
-
-
 def _column(name):
     def get(self):
         if name in self._plain:
@@ -329,7 +310,7 @@ def _column(name):
     return property(get)
 
 
-for name in _EVERY_STEP:
+for name in step_dtype(Discrete(1), Discrete(1)).names:
     setattr(Steps, name, _column(name))
 
 # %% ../../nbs/steps/core.ipynb #5c4053fe
