@@ -3832,7 +3832,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastrl_replay.pipe._short': ('pipe.html#_short', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe._show': ('pipe.html#_show', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe._stages': ('pipe.html#_stages', 'fastrl_replay/pipe.py'),
-                                    'fastrl_replay.pipe._torch_name': ('pipe.html#_torch_name', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.as_method': ('pipe.html#as_method', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.as_pipe': ('pipe.html#as_pipe', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.as_worker': ('pipe.html#as_worker', 'fastrl_replay/pipe.py'),

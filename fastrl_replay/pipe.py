@@ -10,7 +10,7 @@ __all__ = ['Pipe', 'WorkerInfo', 'worker_info', 'as_worker', 'as_pipe', 'upstrea
 import inspect, os, sys
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial, wraps
+from functools import wraps
 from itertools import count
 from typing import NamedTuple
 
@@ -474,13 +474,6 @@ def _short(v, width=40):
         s = getattr(v, '__name__', None) or ' '.join(repr(v).split())
     return s if len(s) <= width else s[: width - 1] + '…'
 
-
-def _torch_name(cls):  # of a chained method
-    names = (
-        n for n, f in IterDataPipe.functions.items() if isinstance(f, partial) and f.args[0] is cls
-    )
-    return next(names, cls.__name__)
-
 # %% ../nbs/pipe.ipynb #15247c9c
 def _show(pipe):
     "A chain, one stage a line; torch's own stages would show themselves alone"
@@ -499,7 +492,7 @@ def _show(pipe):
         up = getattr(pipe, 'source', None)
     if up is None:
         return f'{type(pipe).__name__}({args})' if ours else repr(pipe)
-    name = getattr(pipe, 'stage_name', type(pipe).__name__) if ours else _torch_name(type(pipe))
+    name = getattr(pipe, 'stage_name', type(pipe).__name__.removesuffix('IterDataPipe'))
     return f'{repr(up) if isinstance(up, Pipe) else _show(up)}\n  .{name}({args})'
 
 # %% ../nbs/pipe.ipynb #8d5e9b22

@@ -503,7 +503,7 @@ def test_a_chain_is_shown_as_it_was_written():
         '  .map(fn=up)',
         '  .filter(filter_fn=known)',
         '  .map(fn=Joined)',
-        '  .batch(batch_size=2)',
+        '  .Batcher(batch_size=2)',
         '  .header(limit=4)',
     ]
 
