@@ -4562,8 +4562,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'fastrl_replay/stages/waiting.py'),
                                               'fastrl_replay.stages.waiting.Waiting.__init__': ( 'stages/waiting.html#waiting.__init__',
                                                                                                  'fastrl_replay/stages/waiting.py'),
-                                              'fastrl_replay.stages.waiting.Waiting._kept': ( 'stages/waiting.html#waiting._kept',
-                                                                                              'fastrl_replay/stages/waiting.py'),
                                               'fastrl_replay.stages.waiting.Waiting.counts': ( 'stages/waiting.html#waiting.counts',
                                                                                                'fastrl_replay/stages/waiting.py'),
                                               'fastrl_replay.stages.waiting.Waiting.end': ( 'stages/waiting.html#waiting.end',

@@ -205,7 +205,7 @@ class Waiting:
         slots = len(envs.ids)
         if len(notes) < 3 * len(rows):
             notes = np.empty((3 * len(rows), 5), np.int64)
-        ring = grown(ring, slots * self.rule[0] * layout.dtype.itemsize)
+        ring = grown(ring, slots * self.rule[0] * layout.dtype.itemsize, 0)
         counts = grown(counts, slots, 0)
         held = envs.number, envs.last, counts, grown(ahead, slots), notes, ring, plan
         vars(self).update(envs=envs, held=held)  # in one call, which no interrupt divides
@@ -230,52 +230,40 @@ class Waiting:
         self.held[2][:] = 0
         self.gate.ended()
 
-    def _kept(self, slots):
-        "Return the rows of these slots as bytes, and the places of the last rows of each episode"
-        n = self.rule[0]
-        places = [
-            slot * n + np.arange(max(0, p - n), p) % n for slot, p in zip(slots, self.counts[slots])
-        ]
-        rows = self.held[5].reshape(-1, self.gate.layout.dtype.itemsize)
-        return rows, np.concatenate([np.zeros(0, np.int64), *places])
-
     def snapshot(self) -> dict:  # plain data and tensors
-        "Return the rows of running episodes and how many steps each has; None: no columns yet"
+        "Return the slots of running episodes and how many steps each has; None: no columns yet"
         if self.gate.layout is None:
             return None
         dtype = self.gate.layout.dtype
         slots = self.counts.nonzero()[0]
-        rows, places = self._kept(slots)
-        rows = rows[places]
-        rows[:, padding(dtype)] = 0
-        counts = self.counts[slots]
-        return dict(
-            dtype=dtype_spec(dtype), counts=torch.from_numpy(counts), rows=torch.from_numpy(rows)
-        )
+        places = slots[:, None] * self.rule[0] + np.arange(self.rule[0])
+        rows = self.held[5].reshape(-1, dtype.itemsize)[places]
+        rows[..., padding(dtype)] = 0
+        counts = torch.from_numpy(self.counts[slots])
+        return dict(dtype=dtype_spec(dtype), counts=counts, rows=torch.from_numpy(rows))
 
     def load(self, state: dict):
         "Hold what was saved; a `StateError` if it doesn't fit"
         who = self.gate.who
+        length = self.rule[0]
         form = dict(dtype=row_dtype, counts=array(np.int64, None, low=1, high=2**60), rows=anything)
         state = checked(who, form, state)
-        dtype = state['dtype']
         counts = state['counts']
-        saved = checked(who, array(np.uint8, None, dtype.itemsize), state['rows'])
-        steps = Steps(saved.reshape(-1).view(dtype))
-        refuse_flags(who, steps.rows)
+        n = len(counts)
+        size = state['dtype'].itemsize
+        ring = checked(who, array(np.uint8, n, length, size), state['rows'])
+        rows = ring.view(state['dtype'])[..., 0]
+        refuse_flags(who, rows)
+        newest = rows[np.arange(n), (counts - 1) % length]
         try:
-            self.make_room(steps)
+            self.make_room(Steps(newest))
         except BlockError as e:
             raise StateError(who, 'saved rows that are damaged', e) from e
-        slots = np.arange(len(self.envs))
-        if len(counts) == len(slots):
-            self.counts[slots] = counts
-            rows, places = self._kept(slots)
-        if len(counts) != len(slots) or len(places) != len(saved):
-            raise StateError(who, 'saved rows', f'{len(saved)} rows', 'those of the saved episodes')
-        rows[places] = saved
-        newest = rows.view(dtype)[slots * self.rule[0] + (counts - 1) % self.rule[0], 0]
-        for slot, row in zip(slots, newest):
+        if len(self.envs) != n:
+            raise StateError(who, 'saved rows', f'{len(self.envs)} environments', n)
+        self.counts[:n] = counts
+        self.held[5][: ring.size] = ring.ravel()
+        for slot, row in enumerate(newest):
             self.envs.last[slot] = row['episode_n'], row['step_n'], True
 
 # %% ../../nbs/stages/waiting.ipynb #86bd0116
