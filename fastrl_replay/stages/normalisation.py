@@ -195,14 +195,6 @@ class Normalised(nn.Module):
         net: nn.Module,  # states, and whatever else → anything
     ):
         super().__init__()
-        if not isinstance(norm, StateNorm):
-            raise ArgumentTypeError(
-                'Normalised',
-                'norm',
-                type(norm).__name__,
-                'a StateNorm',
-                'StateNorm(observation_space)',
-            )
         self.norm = norm
         self.net = net
         if hasattr(net, 'initial_hidden'):
@@ -365,14 +357,6 @@ class ScaleRewards(Pipe):
         source,  # a pipe of batches
         rewards: RewardNorm,  # what `update_norms` was given, too
     ):
-        if not isinstance(rewards, RewardNorm):
-            raise ArgumentTypeError(
-                'ScaleRewards',
-                'rewards',
-                type(rewards).__name__,
-                'a RewardNorm',
-                'the same that .update_norms(rewards=…) is given',
-            )
         super().__init__(source)
         self.rewards = rewards
 
