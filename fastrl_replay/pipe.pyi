@@ -64,8 +64,8 @@ class Pipe(IterDataPipe, Saves):
     def drawn_from(self) -> Pipe: ...
     @property
     def journals(self) -> list: ...
-    def map(self, fn: Any, input_col: Any = ..., output_col: Any = ...) -> Map: 'A function of each item'
-    def filter(self, filter_fn: Any, input_col: Any = ...) -> Filter: 'The items for which a function says True'
+    def map(self, fn: Any) -> Map: 'A function of each item'
+    def filter(self, filter_fn: Any) -> Filter: 'The items for which a function says True'
     def header(self, limit: int = ...) -> Header: 'The first `limit` items of each pass'
     def cycle(self, count: int | None = ...) -> Cycler: 'The source again and again'
     def in_memory_cache(self) -> InMemoryCacheHolder: 'Keep every item of the source; later passes give the same objects again'

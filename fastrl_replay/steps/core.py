@@ -360,13 +360,9 @@ def joined(
     dtype = dtype or blocks[0].dtype
     parts = [_laid_out(b._bytes(), b.dtype, first.dtype) for b in blocks]
     old = torch.cat(parts)
-    new = parts[0].new_zeros((sum(map(len, parts)), *first.shape[1:], dtype.itemsize))
+    new = old.new_zeros((*old.shape[:-1], dtype.itemsize))
     new[..., : old.shape[-1]] = old
-    return (
-        steps_of_bytes(new, dtype)
-        if first._rows is None
-        else Steps(new.numpy().view(dtype)[..., 0])
-    )
+    return Steps(np.empty(0, dtype))._of_bytes(new)
 
 
 def _laid_out(block, dtype, wanted):
