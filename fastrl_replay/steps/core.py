@@ -7,7 +7,6 @@ __all__ = ['Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'steps
            'joined', 'same_fields', 'replay_of', 'set_replay', 'pack', 'unpack', 'refuse_flags']
 
 # %% ../../nbs/steps/core.ipynb #6b42f5ec
-import math
 import numpy as np, torch
 from gymnasium.spaces import Discrete
 from torch import from_numpy
@@ -238,21 +237,15 @@ class Steps:
     def _packed(self):
         block = self.to('cpu')._bytes().clone()
         block[..., padding(self._dtype)] = 0
-        return dict(
-            kind=type(self).__name__,
-            dtype=dtype_spec(self._dtype),
-            shape=list(self.shape),
-            bytes=block.flatten(),
-        )
+        return dict(kind=type(self).__name__, dtype=dtype_spec(self._dtype), bytes=block)
 
     @classmethod
     def _unpacked(cls, state):
         content = state['bytes'].numpy().copy()
         dtype = saved_dtype(state['dtype'])
-        shape = list(state['shape'])
-        if content.dtype != np.uint8 or content.shape != (math.prod(shape) * dtype.itemsize,):
-            raise ValueError(f'{content.shape} numbers for a shape of {shape}')
-        rows = np.ndarray(shape, dtype, content)
+        if content.dtype != np.uint8 or content.shape[-1] != dtype.itemsize:
+            raise ValueError(f'{content.dtype} {content.shape} for rows of {dtype.itemsize} bytes')
+        rows = content.view(dtype)[..., 0]
         refuse_flags('Steps', rows)
         return Steps(rows)
 
@@ -379,14 +372,11 @@ def _laid_out(block, dtype, wanted):
 def _check_alike(a, b):
     "Raise where these can't be joined"
     if a.dtype != b.dtype:
-        differ = differing_columns(a.dtype, b.dtype).items()
-        got = {name: here for name, (here, _) in differ}
-        expected = {name: there for name, (_, there) in differ}
-        raise BlockError('Steps.cat', 'different columns', got, expected)
-    if a.shape[1:] != b.shape[1:]:
-        raise BlockError('Steps.cat', 'different shapes', a.shape[1:], b.shape[1:])
-    if a.device != b.device:
-        raise BlockError('Steps.cat', 'different devices', a.device, b.device)
+        differ = differing_columns(a.dtype, b.dtype)
+        raise BlockError('Steps.cat', 'different columns', differ, 'the same in all blocks')
+    got, expected = ((list(x.shape[1:]), str(x.device)) for x in (a, b))
+    if got != expected:
+        raise BlockError('Steps.cat', 'different shapes or devices', got, expected)
 
 # %% ../../nbs/steps/core.ipynb #9c27f4b9
 def same_fields(a, b) -> bool:

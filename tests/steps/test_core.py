@@ -440,7 +440,7 @@ def in_sequences(burn_in):
         ([block((2, 3)), block((2, 1))], ''),
         ([block((2, 3)), block(3)], ''),
         ([], 'at least one'),
-        ([block(2), Steps(np.zeros(2, extend_dtype(SMALL, z='f8')))], "got {'z': dtype"),
+        ([block(2), Steps(np.zeros(2, extend_dtype(SMALL, z='f8')))], r"got {'z': \(dtype"),
         ([in_sequences(2), in_sequences(3)], 'burn_in; got 3; expected 2'),
     ],
     ids=['lengths', 'broadcast', 'dimensions', 'nothing', 'columns', 'burn-in'],
