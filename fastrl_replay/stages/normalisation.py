@@ -24,6 +24,7 @@ from ..steps.row_dtypes import row_places
 from ..steps.states import array, checked, dict_of, exactly, real, row
 from ..envs.episodes import BlockGate
 from ..pipe import Pipe, stage
+from .nstep import refuse_endless
 
 # %% ../../nbs/stages/normalisation.ipynb #c66650ef
 @njit
@@ -164,26 +165,13 @@ class StateNorm(nn.Module):
                     f'[n, {str(list(m.mean.shape))[1:]}',
                     'a layer for the space of these rows',
                 )
-            _refuse_endless('StateNorm', column, x)
+            refuse_endless('StateNorm', column, x)
         for m, x in zip(self.moments, values):
             m.update(x)
 
 
 def _is_image(space):
     return space.dtype == np.uint8 or len(space.shape) > 2
-
-
-def _refuse_endless(who, column, x):
-    finite = np.isfinite(x)
-    if not finite.all():
-        row = np.argwhere(~finite)[0, 0]
-        raise BlockError(
-            who,
-            f'column {column!r}, row {row}',
-            x[row],
-            'finite numbers',
-            'fix the environment, or leave out such rows, which would spoil the statistics',
-        )
 
 # %% ../../nbs/stages/normalisation.ipynb #68cda8d6
 class Normalised(nn.Module):
@@ -221,7 +209,7 @@ class RewardNorm:
 
     def check(self, rows):
         "Raise `BlockError` if a reward is not finite"
-        _refuse_endless('RewardNorm', 'reward', rows['reward'])
+        refuse_endless('RewardNorm', 'reward', rows['reward'])
 
     def __repr__(self):
         return f'RewardNorm({self.gamma}, std={self.moments.std(self.eps):.4g})'
