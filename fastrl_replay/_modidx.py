@@ -4574,8 +4574,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                  'fastrl_replay/stages/waiting.py'),
                                               'fastrl_replay.stages.waiting.Waits': ( 'stages/waiting.html#waits',
                                                                                       'fastrl_replay/stages/waiting.py'),
-                                              'fastrl_replay.stages.waiting.Waits._new': ( 'stages/waiting.html#waits._new',
-                                                                                           'fastrl_replay/stages/waiting.py'),
                                               'fastrl_replay.stages.waiting.Waits.check_state': ( 'stages/waiting.html#waits.check_state',
                                                                                                   'fastrl_replay/stages/waiting.py'),
                                               'fastrl_replay.stages.waiting.Waits.form': ( 'stages/waiting.html#waits.form',

@@ -202,6 +202,7 @@ class Waiting:
         _, _, counts, ahead, notes, ring, plan = self.held
         if self.gate.layout is None:
             plan = np.array([*layout.at, *self.rule, *layout.own])
+            ring = ring[:0]
         slots = len(envs.ids)
         if len(notes) < 3 * len(rows):
             notes = np.empty((3 * len(rows), 5), np.int64)
@@ -268,13 +269,9 @@ class Waiting:
 
 # %% ../../nbs/stages/waiting.ipynb #86bd0116
 class Waits(Holding):
-    "The base of stages that hold a `Waiting`"
+    "The base of stages that hold a `Waiting` as `_held`; `_new` makes an empty one"
 
     arguments = ()  # names of the attributes that a saved stage must have in common with this one
-
-    def _new(self) -> Waiting:
-        "Make an empty one"
-        raise NotImplementedError
 
     def form(self) -> dict:
         "Return the form of a saved state"
