@@ -3822,7 +3822,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe._Node.rewind': ('pipe.html#_node.rewind', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe._Node.state_dict': ('pipe.html#_node.state_dict', 'fastrl_replay/pipe.py'),
-                                    'fastrl_replay.pipe._checked_state': ('pipe.html#_checked_state', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe._no_collate': ('pipe.html#_no_collate', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe._one_at_a_time': ('pipe.html#_one_at_a_time', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe._pipe_above': ('pipe.html#_pipe_above', 'fastrl_replay/pipe.py'),

@@ -28,7 +28,7 @@ from fastrl_replay.steps.errors import (
     in_words,
     problem,
 )
-from .steps.states import Saves, anything, checked, flag, integer
+from .steps.states import Saves, anything, checked, flag, integer, text
 
 # %% ../nbs/pipe.ipynb #2b783269
 _passes = count(1)
@@ -204,25 +204,30 @@ class Pipe(IterDataPipe, Saves):
         "Return the stages of this chain, each with what its `restore` takes; raise if one is wrong"
         up = self._upstream()
         name = type(self).__name__
-        if not isinstance(state, dict) or state.keys() != {'stage', 'own', 'above'}:
-            raise StateError(
-                name, 'a saved state', type(state).__name__, "a dict of stage, own and above"
-            )
-        saved = state['stage'] if type(state['stage']) is str else type(state['stage']).__name__
-        if saved != name:
+        state = checked(name, dict(stage=text, own=anything, above=anything), state)
+        if state['stage'] != name:
             raise StateError(
                 name,
                 'this state belongs to another stage',
-                saved[:60],
+                state['stage'][:60],
                 name,
                 'build the chain that was saved',
             )
         if (up is None) != (state['above'] is None):
             raise StateError(name, 'the chain above it is not as long as the saved one')
-        own = (
-            self,
-            _checked_state(self, state['own'], self.check_remote if remote else self.check_state),
-        )
+        check = self.check_remote if remote else self.check_state
+        try:
+            ready = check(state['own'])
+        except Explained:
+            raise
+        except Exception as e:  # of a stage that has no form
+            raise StateError(
+                name,
+                "a saved state that it can't read",
+                in_words(e),
+                remedy='another version wrote it, or it is damaged',
+            ) from e
+        own = self, state['own'] if ready is None else ready
         return [own, *(() if up is None else up.checked_states(state['above'], remote))]
 
     def __getstate__(self):
@@ -415,22 +420,6 @@ def _stages(pipe, here=False):
             *getattr(p, 'datapipes', ()),
         ]
         waiting += [s for s in found if isinstance(s, IterDataPipe)]
-
-# %% ../nbs/pipe.ipynb #5c1c5071
-def _checked_state(stage, state, check):
-    state = checked(type(stage).__name__, anything, state)
-    try:
-        ready = check(state)
-    except Explained:
-        raise
-    except Exception as e:  # of a stage that has no form
-        raise StateError(
-            type(stage).__name__,
-            'a saved state that it can\'t read',
-            in_words(e),
-            remedy='another version wrote it, or it is damaged',
-        ) from e
-    return state if ready is None else ready
 
 # %% ../nbs/pipe.ipynb #e993c9c0
 class Holding(Pipe):
