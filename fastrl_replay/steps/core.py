@@ -298,7 +298,9 @@ def _column(name):
     def get(self):
         if name in self._plain:
             return from_numpy(self._rows[name])
-        return self.__getattr__(name)
+        if name not in self._dtype.names:
+            raise AttributeError(self._unknown(name))
+        return self[name]
 
     return property(get)
 
