@@ -33,10 +33,10 @@ class Map(Pipe):
         self,
         source,  # any pipe
         fn,  # of one item; saved where it has `state_dict` and `load_state_dict`
-        input_col=None,  # of torch's stage; not taken here
-        output_col=None,  # of torch's stage; not taken here
     ):
-        _check_function(type(self).__name__, fn, input_col, output_col)
+        if not callable(fn):
+            who = type(self).__name__
+            raise ArgumentTypeError(who, 'fn', type(fn).__name__, 'a function of one item')
         super().__init__(source)
         self.fn = fn
 
@@ -58,22 +58,6 @@ class Map(Pipe):
             self.fn.load_state_dict(deepcopy(state['own']))
 
 
-def _check_function(who, fn, input_col, output_col):
-    if not callable(fn):
-        raise ArgumentTypeError(who, 'fn', type(fn).__name__, 'a function of one item')
-    wrong = {
-        k: v for k, v in dict(input_col=input_col, output_col=output_col).items() if v is not None
-    }
-    if wrong:
-        raise ArgumentTypeError(
-            who,
-            "arguments that only torch's stage has",
-            wrong,
-            remedy='take what you need of an item in the function, '
-            f"or use torch's: dp.iter.{'Mapper' if who == 'Map' else who}(pipe, fn, input_col=…)",
-        )
-
-
 as_method('map', Map)
 
 # %% ../nbs/generic.ipynb #23079664
@@ -84,9 +68,8 @@ class Filter(Map):
         self,
         source,  # any pipe
         filter_fn,  # of one item; True: it stays
-        input_col=None,  # of torch's stage; not taken here
     ):
-        super().__init__(source, filter_fn, input_col)
+        super().__init__(source, filter_fn)
 
     filter_fn = property(lambda self: self.fn)
 

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['Pipe', 'WorkerInfo', 'worker_info', 'as_worker', 'as_pipe', 'upstream', 'Holding', 'Positioned', 'state_of',
-           'check_own_state', 'try_state', 'SavedItems', 'Items', 'as_method', 'stage', 'MapToIterConverter']
+           'check_own_state', 'try_state', 'Items', 'as_method', 'stage', 'MapToIterConverter']
 
 # %% ../nbs/pipe.ipynb #628bc325
 import inspect, os, sys
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial, wraps
+from functools import wraps
 from itertools import count
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from fastrl_replay.steps.errors import (
     in_words,
     problem,
 )
-from .steps.states import Saves, anything, checked, flag, integer
+from .steps.states import Saves, anything, checked, flag, integer, text
 
 # %% ../nbs/pipe.ipynb #2b783269
 _passes = count(1)
@@ -85,31 +85,8 @@ class _NoAttribute(AttributeError):
     def __reduce__(self):
         return AttributeError, (str(self),)  # a worker sends what can be pickled
 
-
-class _Names(IterDataPipe):
-    "Arguments and methods whose names are not there: errors say which ones are near"
-
-    def __new__(cls, *args, **kwargs):
-        _, *parameters = inspect.signature(cls.__init__).parameters.values()
-        names = [p.name for p in parameters]
-        wrong = next((n for n in kwargs if n not in names), None)
-        if wrong and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            near = did_you_mean(_THEIRS.get(wrong, wrong), names)
-            raise ArgumentTypeError(
-                cls.__name__,
-                f'unexpected keyword argument {wrong!r}{near}',
-                expected=f'one of {", ".join(names)}',
-            )
-        return super().__new__(cls)
-
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)  # torch's chained methods
-        except AttributeError:
-            raise _NoAttribute(self, name) from None
-
 # %% ../nbs/pipe.ipynb #350ab425
-class Pipe(_Names, Saves):
+class Pipe(IterDataPipe, Saves):
     "The base of every stage: takes items from `source`, yields items"
 
     # spares torch's wrapper, where it is left, a search at every item
@@ -126,6 +103,19 @@ class Pipe(_Names, Saves):
     draws_batches = False  # True: a replay, whose batches a thread may draw
     _worker_here = None  # which copy it was told that it is, and in which process
 
+    def __new__(cls, *args, **kwargs):
+        _, *parameters = inspect.signature(cls.__init__).parameters.values()
+        names = [p.name for p in parameters]
+        wrong = next((n for n in kwargs if n not in names), None)
+        if wrong and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            near = did_you_mean(_THEIRS.get(wrong, wrong), names)
+            raise ArgumentTypeError(
+                cls.__name__,
+                f'unexpected keyword argument {wrong!r}{near}',
+                expected=f'one of {", ".join(names)}',
+            )
+        return super().__new__(cls)
+
     def __init__(
         self,
         source=None,  # a pipe, or any iterable of items; None: nothing comes
@@ -136,6 +126,12 @@ class Pipe(_Names, Saves):
         super().__init_subclass__(**kw)
         if '__iter__' in vars(cls):
             cls.__iter__ = _one_at_a_time(vars(cls)['__iter__'])
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)  # torch's chained methods
+        except AttributeError:
+            raise _NoAttribute(self, name) from None
 
     def check_state(self, state: dict):
         "Return what `restore` takes for this snapshot (None: the snapshot), or raise `StateError`"
@@ -170,11 +166,8 @@ class Pipe(_Names, Saves):
         if info is not None and self._worker_here != (os.getpid(), info):
             self.in_worker(info)
 
-    def _upstream(self):  # the nearest `Pipe` that this one continues with, past torch's own pipes
-        p = None if self.reads_anew else upstream(self)
-        while p is not None and not isinstance(p, Pipe):
-            p = upstream(p)
-        return p
+    def _upstream(self):
+        return None if self.reads_anew else _pipe_above(self)
 
     def state_dict(self) -> dict:  # plain data and tensors; torch.load(weights_only=True) reads it
         "The state of this stage and of all stages above it"
@@ -211,25 +204,30 @@ class Pipe(_Names, Saves):
         "Return the stages of this chain, each with what its `restore` takes; raise if one is wrong"
         up = self._upstream()
         name = type(self).__name__
-        if not isinstance(state, dict) or state.keys() != {'stage', 'own', 'above'}:
-            raise StateError(
-                name, 'a saved state', type(state).__name__, "a dict of stage, own and above"
-            )
-        saved = state['stage'] if type(state['stage']) is str else type(state['stage']).__name__
-        if saved != name:
+        state = checked(name, dict(stage=text, own=anything, above=anything), state)
+        if state['stage'] != name:
             raise StateError(
                 name,
                 'this state belongs to another stage',
-                saved[:60],
+                state['stage'][:60],
                 name,
                 'build the chain that was saved',
             )
         if (up is None) != (state['above'] is None):
             raise StateError(name, 'the chain above it is not as long as the saved one')
-        own = (
-            self,
-            _checked_state(self, state['own'], self.check_remote if remote else self.check_state),
-        )
+        check = self.check_remote if remote else self.check_state
+        try:
+            ready = check(state['own'])
+        except Explained:
+            raise
+        except Exception as e:  # of a stage that has no form
+            raise StateError(
+                name,
+                "a saved state that it can't read",
+                in_words(e),
+                remedy='another version wrote it, or it is damaged',
+            ) from e
+        own = self, state['own'] if ready is None else ready
         return [own, *(() if up is None else up.checked_states(state['above'], remote))]
 
     def __getstate__(self):
@@ -260,12 +258,7 @@ class Pipe(_Names, Saves):
     @property
     def data_ended(self) -> bool:
         "Has this pass come to its end, and does the first stage say that nothing more will come?"
-        up = upstream(self)
-        return (
-            getattr(up, 'data_ended', False)
-            if up is None or isinstance(up, Pipe)
-            else Pipe.data_ended.fget(up)
-        )
+        return getattr(_pipe_above(self), 'data_ended', False)
 
     def open(self):
         "Open now what the first item would open, the first stage first"
@@ -292,6 +285,9 @@ class Pipe(_Names, Saves):
 
     def __repr__(self):
         return _show(self)
+
+    def __str__(self):
+        return repr(self)
 
     def rewind(self):
         "Let the next pass begin at the start, here and above"
@@ -397,6 +393,14 @@ def upstream(pipe) -> IterDataPipe:  # None: it is the first
 
 _ONE_SOURCE = 'source', 'datapipe', 'source_datapipe'
 
+
+def _pipe_above(pipe):
+    "Return the nearest `Pipe` that a stage pulls from, past torch's own pipes, or None"
+    p = upstream(pipe)
+    while p is not None and not isinstance(p, Pipe):
+        p = upstream(p)
+    return p
+
 # %% ../nbs/pipe.ipynb #4f86c81e
 def _stages(pipe, here=False):
     "Yield this library's stages in a chain, each once, last first; `here`: in this process"
@@ -416,22 +420,6 @@ def _stages(pipe, here=False):
             *getattr(p, 'datapipes', ()),
         ]
         waiting += [s for s in found if isinstance(s, IterDataPipe)]
-
-# %% ../nbs/pipe.ipynb #5c1c5071
-def _checked_state(stage, state, check):
-    state = checked(type(stage).__name__, anything, state)
-    try:
-        ready = check(state)
-    except Explained:
-        raise
-    except Exception as e:  # of a stage that has no form
-        raise StateError(
-            type(stage).__name__,
-            'a saved state that it can\'t read',
-            in_words(e),
-            remedy='another version wrote it, or it is damaged',
-        ) from e
-    return state if ready is None else ready
 
 # %% ../nbs/pipe.ipynb #e993c9c0
 class Holding(Pipe):
@@ -475,13 +463,6 @@ def _short(v, width=40):
         s = getattr(v, '__name__', None) or ' '.join(repr(v).split())
     return s if len(s) <= width else s[: width - 1] + '…'
 
-
-def _torch_name(cls):  # of a chained method
-    names = (
-        n for n, f in IterDataPipe.functions.items() if isinstance(f, partial) and f.args[0] is cls
-    )
-    return next(names, cls.__name__)
-
 # %% ../nbs/pipe.ipynb #15247c9c
 def _show(pipe):
     "A chain, one stage a line; torch's own stages would show themselves alone"
@@ -500,11 +481,8 @@ def _show(pipe):
         up = getattr(pipe, 'source', None)
     if up is None:
         return f'{type(pipe).__name__}({args})' if ours else repr(pipe)
-    name = getattr(pipe, 'stage_name', type(pipe).__name__) if ours else _torch_name(type(pipe))
+    name = getattr(pipe, 'stage_name', type(pipe).__name__.removesuffix('IterDataPipe'))
     return f'{repr(up) if isinstance(up, Pipe) else _show(up)}\n  .{name}({args})'
-
-# %% ../nbs/pipe.ipynb #806472cf
-Pipe.__str__ = Pipe.__repr__
 
 # %% ../nbs/pipe.ipynb #8d5e9b22
 class Positioned(Pipe):
@@ -577,9 +555,36 @@ def try_state(
     except Exception as e:
         raise StateError(who, f'the {what} refuses its saved state', in_words(e)) from e
 
-# %% ../nbs/pipe.ipynb #60ce25a1
-class SavedItems(Positioned):
-    "The state of `Items`: a position, and that of the items where they have one"
+# %% ../nbs/pipe.ipynb #60ce25a5
+class Items(Positioned):
+    "The items of any iterable, in order"
+
+    def __init__(
+        self,
+        items,  # an iterable with the same items each time; its own `state_dict` is used, if any
+        at_end: str = 'keep',  # 'flush': data ends with a pass; 'keep': the next pass may continue
+    ):
+        self.items = items
+        self._saves = _saves(items)
+        self.at_end = choice('Items', 'at_end', at_end, ('keep', 'flush'))
+
+    def _each(self):
+        return self.items
+
+    def __iter__(self):
+        skip = 0 if self._saves else self._start()
+        self._ended = False
+        for i, item in enumerate(self._each()):
+            self.place = max(skip, i + 1)
+            if i >= skip:
+                yield item
+        self.place = 0
+        self._ended = True
+
+    @property
+    def data_ended(self):
+        "Is there nothing more to come?"
+        return self._ended and self.at_end == 'flush'
 
     def snapshot(self):
         return dict(super().snapshot(), own=state_of(self.items))
@@ -607,32 +612,6 @@ class SavedItems(Positioned):
         if isinstance(self.items, _Node):
             self.items.leave()
 
-# %% ../nbs/pipe.ipynb #60ce25a5
-class Items(SavedItems):
-    "The items of any iterable, in order"
-
-    def __init__(
-        self,
-        items,  # an iterable with the same items each time; its own `state_dict` is used, if any
-        at_end: str = 'keep',  # 'flush': data ends with a pass; 'keep': the next pass may continue
-    ):
-        self.items, self._saves = items, _saves(items)
-        self.at_end = choice('Items', 'at_end', at_end, ('keep', 'flush'))
-
-    def __iter__(self):
-        skip = 0 if self._saves else self._start()
-        self._ended = False
-        for i, item in enumerate(self.items):
-            self.place = max(skip, i + 1)
-            if i >= skip:
-                yield item
-        self.place = 0
-        self._ended = True
-
-    data_ended = property(
-        lambda self: self._ended and self.at_end == 'flush', doc='Is there nothing more to come?'
-    )
-
     def __repr__(self):
         n = type(self.items).__name__
         # a DataLoader would begin to count
@@ -641,8 +620,6 @@ class Items(SavedItems):
         except TypeError:
             pass
         return f'Items({n})' if self.at_end == 'keep' else f'Items({n}, at_end={self.at_end!r})'
-
-    __str__ = __repr__
 
 # %% ../nbs/pipe.ipynb #e06b4463
 class _Node:
@@ -728,25 +705,13 @@ class MapToIterConverter(Items):
         self,
         datapipe,  # has `__len__` and `__getitem__`
     ):
-        super().__init__(_Counted(datapipe))
+        super().__init__(datapipe)
+
+    def _each(self):
+        return (self.items[i] for i in range(len(self.items)))
 
     def __repr__(self):
         return f'MapToIterConverter({len(self.items)})'
-
-    __str__ = __repr__
-
-
-class _Counted:
-    "Iterate what has a length and numbered items"
-
-    def __init__(self, d):
-        self.d = d
-
-    def __len__(self):
-        return len(self.d)
-
-    def __iter__(self):
-        return (self.d[i] for i in range(len(self.d)))
 
 # %% ../nbs/pipe.ipynb #fd743c01
 def _no_collate(batch, *, collate_fn_map=None):

@@ -23,7 +23,7 @@ from .steps.states import Saves, flag, integer
 class ScriptedEnv(gym.Env, Saves):
     "An environment that plays given episodes, again and again, whatever the actions"
 
-    saved = dict(t=integer(), s=integer(), running=flag)
+    saved = dict(t=integer(), running=flag)
 
     def __init__(
         self,
@@ -56,39 +56,31 @@ class ScriptedEnv(gym.Env, Saves):
         self.rewards = rewards
         self.terminations = terminations
         self.truncations = truncations
-        first = np.asarray(states[0]) if observation_space is None else None
-        self.observation_space = observation_space or spaces.Box(
-            -np.inf, np.inf, first.shape, np.float32
-        )
+        self.done = done
+        if observation_space is None:
+            observation_space = spaces.Box(-np.inf, np.inf, np.shape(states[0]), np.float32)
+        self.observation_space = observation_space
         self.action_space = action_space or spaces.Discrete(3)
-        # the next step and the present state, as places in the lists
-        self.t = 0
-        self.s = 0
+        self.t = 0  # the next step
         self.running = False
         self.seeds = []
         self.actions = []
 
     def _state(self):
-        state = self.states[self.s]
-        return (
-            np.asarray(state, np.float32)
-            if isinstance(self.observation_space, spaces.Box)
-            else state
-        )
+        # each episode before this one has a state more than it has steps
+        i = self.t + int(self.done[: self.t].sum())
+        state = self.states[i if self.running else i - 1]
+        if isinstance(self.observation_space, spaces.Box):
+            return np.asarray(state, np.float32)
+        return state
 
     def reset(self, *, seed=None, options=None):
         "Go to the first state of the next episode; one that is running is left"
         super(ScriptedEnv, self).reset(seed=seed)
         self.seeds.append(seed)
-        while self.running:  # skip what is left of this episode
-            self.running = not (self.terminations[self.t] or self.truncations[self.t])
-            self.t = self.t + 1
-            self.s = self.s + 1
-            if not self.running:
-                self.s += 1
-        if self.t == len(self.rewards):
-            self.t = 0
-            self.s = 0
+        if self.running:  # skip what is left of this episode
+            self.t += int(self.done[self.t :].argmax()) + 1
+        self.t %= len(self.rewards)
         self.running = True
         return self._state(), {}
 
@@ -100,19 +92,10 @@ class ScriptedEnv(gym.Env, Saves):
             raise ValueError(f'{action!r} is not in {self.action_space}')
         self.actions.append(action)
         t = self.t
-        self.t = self.t + 1
-        self.s = self.s + 1
-        out = (
-            self._state(),
-            self.rewards[t],
-            bool(self.terminations[t]),
-            bool(self.truncations[t]),
-            {},
-        )
-        if out[2] or out[3]:
-            self.running = False
-            self.s = self.s + 1
-        return out
+        self.t = t + 1
+        self.running = not self.done[t]
+        ends = bool(self.terminations[t]), bool(self.truncations[t])
+        return self._state(), self.rewards[t], *ends, {}
 
 # %% ../nbs/testing.ipynb #3c419613
 def script(
@@ -275,7 +258,8 @@ def _check_pickles(make, n):
     twin = pickle.loads(pickle.dumps(a))
     x = list(islice(a, 12))
     assert same(x, list(islice(twin, 12))), f'{a!r}: an unpickled copy gives other items'
-    used, (new, saved) = len(pickle.dumps(a)), (_file(p.state_dict()).tell() for p in (make(n), a))
+    used = len(pickle.dumps(a))
+    new, saved = (_file(p.state_dict()).tell() for p in (make(n), a))
     # what it saves may travel with it
     may = size + (saved if saved > new + 500 else 500) + 500
     assert used <= may, (

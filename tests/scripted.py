@@ -8,6 +8,7 @@ import gymnasium as gym, numpy as np, torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 import fastrl_replay
+from fastrl_replay.steps.batches import Sequences, burn_in_of, each_of
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.row_dtypes import extend_dtype, leaves, step_dtype
 from fastrl_replay.envs.stepper import GymStepper, GymTypeTransform
@@ -249,7 +250,10 @@ def with_columns(steps, **columns):
 
 def elsewhere(steps):
     "The block as a tensor of bytes, as a device would hold it, but in main memory"
-    return steps._like(steps._bytes().clone())
+    there = steps._like(steps._bytes().clone())
+    if isinstance(steps, Sequences):
+        return Sequences(there, elsewhere(each_of(steps)), burn_in_of(steps))
+    return there
 
 
 class Queue:

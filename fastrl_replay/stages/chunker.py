@@ -7,28 +7,16 @@ __all__ = ['SequenceChunker']
 
 # %% ../../nbs/stages/chunker.ipynb #bb5cdbbf
 from collections import deque
-import numpy as np, torch
+import numpy as np
 from ..steps.compiled import memmove, njit
-from ..steps.core import Steps, refuse_flags
-from ..steps.errors import BlockError, StateError, choice, whole
-from ..steps.row_dtypes import dtype_spec, extend_dtype, padding
+from ..steps.core import Steps, pack
+from ..steps.errors import BlockError, choice, whole
+from ..steps.row_dtypes import extend_dtype
 from ..envs.episodes import SIZE, BlockGate, RowLayout
-from ..envs.numbering import MAX_ENVS
 from ..pipe import stage
-from ..steps.states import anything, array, checked, flag, maybe, row_dtype
-from fastrl_replay.stages.waiting import (
-    LENGTH,
-    OWN,
-    TAILS,
-    Waiting,
-    Waits,
-    forget_all,
-    keep,
-    kept_places,
-    look,
-    note_rest,
-    row_place,
-)
+from ..steps import states
+from ..steps.states import listed
+from .waiting import LENGTH, OWN, TAILS, Waiting, Waits, keep, look, row_place
 
 # %% ../../nbs/stages/chunker.ipynb #4a264127
 # what stands where in a plan
@@ -74,24 +62,13 @@ def _cut(rows, held, number, out):
             i = notes[i, 2]
         out[dst + plan[_MASK]] = 1
 
-
-def _sequences(stage, raw, found):
-    "Those that were found in a block"
-    if not found:
-        return []
-    dtype = stage._held.gate.layout.sequence
-    held = stage._held.held
-    outs = [np.zeros(stage.length * dtype.itemsize, np.uint8) for _ in range(found)]
-    for i, out in enumerate(outs):
-        _cut(raw, held, i, out)
-    return [Steps(np.ndarray(stage.length, dtype, out)) for out in outs]
-
 # %% ../../nbs/stages/chunker.ipynb #ad5fe5dd
 @stage('chunk_sequences')
 class SequenceChunker(Waits):
     "Cuts each environment's episodes into sequences of `length`; `mask` is True for real steps"
 
     _buffers = '_held', '_waiting'
+    arguments = 'length', 'overlap', 'tail'
 
     def __init__(
         self,
@@ -101,30 +78,25 @@ class SequenceChunker(Waits):
         tail: str = 'shift',  # last sequence: 'shift' it back, 'pad' it with zeros, or 'drop' it
     ):
         who = type(self).__name__
-        self.length, self.tail = (
-            whole(who, 'length', length, 1, 2**31 - 1),
-            choice(who, 'tail', tail, TAILS[:3]),
-        )
-        self.overlap = whole(
-            who,
-            'overlap',
-            overlap,
-            0,
-            self.length - 1,
-            'a sequence must bring at least one new step',
-        )
+        self.length = whole(who, 'length', length, 1, 2**31 - 1)
+        self.tail = choice(who, 'tail', tail, TAILS[:3])
+        remedy = 'a sequence must bring at least one new step'
+        self.overlap = whole(who, 'overlap', overlap, 0, self.length - 1, remedy)
         super().__init__(source)
         self._fresh()
 
     def _fresh(self):
+        self._held = self._new()
+        self._waiting = deque()
+
+    def _new(self):
         gate = BlockGate(
             type(self).__name__,
             _SequenceLayout,
             shape_remedy='put it before the replay or another chunker: it takes single steps',
             counted=self.length > 1,
         )
-        self._held = Waiting(gate, self.length, self.length - self.overlap, self.tail)
-        self._waiting = deque()
+        return Waiting(gate, self.length, self.length - self.overlap, self.tail)
 
     def chunk(
         self,
@@ -138,15 +110,25 @@ class SequenceChunker(Waits):
             raw = w.make_room(steps)
         if not found:
             return []
-        sequences = _sequences(self, raw, found)
+        sequences = self._cut(raw, found)
         keep(raw, w.held)
         return sequences
 
+    def _cut(self, raw, found):
+        "Return the sequences that were found in a block"
+        if not found:
+            return []
+        dtype = self._held.gate.layout.sequence
+        outs = [np.zeros(self.length * dtype.itemsize, np.uint8) for _ in range(found)]
+        for i, out in enumerate(outs):
+            _cut(raw, self._held.held, i, out)
+        return [Steps(np.ndarray(self.length, dtype, out)) for out in outs]
+
     def flush(self) -> list:  # of sequences, environment by environment in the order of `env_id`
-        "The last sequences of episodes that nothing more will come of"
-        sequences = _sequences(self, np.empty(0, np.uint8), note_rest(self._held))
-        forget_all(self._held)
-        self._held.gate.ended()
+        "Return the last sequences of episodes that nothing more will come of"
+        found = self._held.note_rest()
+        sequences = self._cut(np.empty(0, np.uint8), found)
+        self._held.end()
         return sequences
 
     def __iter__(self):
@@ -164,86 +146,12 @@ class SequenceChunker(Waits):
         self._waiting.extend(self.flush())
         yield from self._hand_out(self._waiting.popleft() for _ in range(len(self._waiting)))
 
-    def snapshot(self) -> dict:  # plain data and tensors
-        layout = self._held.gate.layout
-        w = self._held
-        state = dict(arguments=[self.length, self.overlap, self.tail], over=self._at_end)
-        if layout is None:
-            return dict(state, dtype=None, ids=None, counts=None, rows=None, waiting=None)
-        slots = w.counts.nonzero()[0]  # of running episodes
-        rows = w.held[5].reshape(-1, layout.dtype.itemsize)[
-            kept_places(w, slots, w.counts[slots], self.length)
-        ]
-        width = self.length * layout.sequence.itemsize
-        waiting = np.array([s.rows.view(np.uint8) for s in self._waiting], np.uint8).reshape(
-            -1, width
-        )
-        rows[:, padding(layout.dtype)] = 0
-        arrays = dict(ids=w.envs.ids[slots], counts=w.counts[slots], rows=rows, waiting=waiting)
-        return dict(
-            state,
-            dtype=dtype_spec(layout.dtype),
-            **{k: torch.from_numpy(a) for k, a in arrays.items()},
-        )
+    def form(self):
+        return dict(super().form(), waiting=listed(states.block))
 
-    def restored(self, state):
-        "Return another stage that holds what was saved"
-        new = type(self)(None, self.length, self.overlap, self.tail)
-        who = type(self).__name__
-        got = state['arguments']
-        own = [self.length, self.overlap, self.tail]
-        if repr(got) != repr(own):
-            raise StateError(
-                who,
-                'a saved stage with other arguments',
-                got,
-                own,
-                'build the stage that was saved',
-            )
-        arrays = 'ids', 'counts', 'rows', 'waiting'
-        form = dict(
-            arguments=anything, over=flag, dtype=maybe(row_dtype), **dict.fromkeys(arrays, anything)
-        )
-        dtype = checked(who, form, state)['dtype']
-        if dtype is None:
-            return new
-        try:
-            _take(new, who, dtype, {k: state[k] for k in arrays})
-        except StateError:
-            raise
-        except (KeyError, TypeError, ValueError) as e:
-            raise StateError(who, 'saved rows that do not fit together', e) from e
-        return new
+    def snapshot(self):
+        return dict(super().snapshot(), waiting=[pack(s) for s in self._waiting])
 
-# %% ../../nbs/stages/chunker.ipynb #b5717fa1
-def _take(new, who, dtype, arrays):
-    "Let a new stage hold what was saved"
-    n = len(arrays['ids'])
-    width = len(arrays['rows'])
-    w = new._held
-    form = dict(
-        ids=array(np.int32, n, low=0, high=MAX_ENVS - 1),
-        counts=array(np.int64, n, low=0, high=2**62),
-        rows=array(np.uint8, width, dtype.itemsize),
-        waiting=anything,
-    )
-    ids, counts, rows, waiting = checked(who, form, arrays).values()
-    ids = ids[counts > 0]
-    counts = counts[counts > 0]
-    steps = Steps(rows.reshape(-1).view(dtype))
-    refuse_flags(who, steps.rows)
-    w.make_room(steps)
-    slots = np.arange(len(ids))
-    places = kept_places(w, slots, counts, new.length)
-    known = w.envs.ids[: len(w.envs)]
-    if len(places) != len(rows) or not np.array_equal(known, ids):
-        raise ValueError('rows of other environments, or too few')
-    w.held[5].reshape(-1, dtype.itemsize)[places] = rows
-    w.counts[slots] = counts
-    newest = w.held[5].view(dtype)[slots * new.length + (counts - 1) % new.length]
-    for slot, row in zip(slots, newest):
-        w.envs.last[slot] = row['episode_n'], row['step_n'], True
-    sequence = w.gate.layout.sequence
-    for one in checked(who, array(np.uint8, None, new.length * sequence.itemsize), waiting):
-        new._waiting.append(Steps(one.copy().view(sequence).reshape(new.length)))
-        refuse_flags(who, new._waiting[-1].rows)
+    def restore(self, state):
+        super().restore(state)
+        self._waiting = deque(state['waiting'])

@@ -51,8 +51,6 @@ class Journal(Pipe):
             return
         for steps in self.blocks():
             self._write(steps.rows)
-            if self.watch:
-                self.watch(len(steps))
             yield steps
             if self.over:
                 return
@@ -71,14 +69,17 @@ class Journal(Pipe):
         if self._merged:
             ended &= rows['n'] <= 1
         successes = _shares(rows[SUCCESS][ended]) if SUCCESS in rows.dtype.names else []
-        self.steps += len(rows)
         self.fresh = bool(ended.all())
-        if not ended.any():
-            return
-        returns = rows['total_reward'][ended].tolist()
-        self.ends += [self.steps] * len(returns)
-        self.returns += returns
-        self.successes += successes
+        self._collect(len(rows), rows['total_reward'][ended].tolist(), successes)
+
+    def _collect(self, steps, returns, successes):
+        self.steps += steps
+        if returns:
+            self.ends += [self.steps] * len(returns)
+            self.returns += returns
+            self.successes += successes
+        if self.watch:
+            self.watch(steps)
 
     def _check(self, rows):
         if rows.ndim > 1:
@@ -102,58 +103,53 @@ class Journal(Pipe):
         )
 
     def snapshot(self):
-        ends = torch.tensor(self.ends, dtype=torch.int64)
-        returns = torch.tensor(self.returns, dtype=torch.float64)
-        successes = torch.tensor(self.successes, dtype=torch.float64)
         return dict(
-            steps=self.steps, fresh=self.fresh, ends=ends, returns=returns, successes=successes
+            steps=self.steps,
+            fresh=self.fresh,
+            ends=torch.tensor(self.ends, dtype=torch.int64),
+            returns=torch.tensor(self.returns, dtype=torch.float64),
+            successes=torch.tensor(self.successes, dtype=torch.float64),
         )
 
     def check_state(self, state):
-        steps = checked('Journal', dict(steps=integer()), state, more=True)['steps']
-        ends = array(np.int64, None, low=0, high=steps)
-        # older versions had none
-        state = {'successes': torch.zeros(0, dtype=torch.float64), **state}
-        share = array(np.float64, None, low=0, high=1)
         form = dict(
-            steps=integer(), fresh=flag, ends=ends, returns=array(np.float64, None), successes=share
+            steps=integer(),
+            fresh=flag,
+            ends=array(np.int64, None, low=0),
+            returns=array(np.float64, None),
+            successes=array(np.float64, None, low=0, high=1),
         )
         state = checked('Journal', form, state)
-        if len(state['successes']) not in (0, len(state['returns'])):
+        ends, n, successes = (len(state[name]) for name in ('ends', 'returns', 'successes'))
+        if ends != n or successes not in (0, n):
             raise StateError(
                 'Journal',
-                'saved successes',
-                len(state['successes']),
-                f'one for each of {len(state["returns"])} returns',
-            )
-        if len(state['ends']) != len(state['returns']) or (np.diff(state['ends']) < 0).any():
-            raise StateError(
-                'Journal',
-                'saved ends of episodes',
-                f'{len(state["ends"])}, {len(state["returns"])} returns',
-                'one return for each, in order',
+                'saved episodes',
+                f'{ends} ends, {successes} successes',
+                f'one for each of {n} returns',
             )
         return state
 
     def restore(self, state):
         self.steps = state['steps']
         self.fresh = state['fresh']
-        self.ends, self.returns = state['ends'].tolist(), state['returns'].tolist()
+        self.ends = state['ends'].tolist()
+        self.returns = state['returns'].tolist()
         self.successes = state['successes'].tolist()
         self._told = self.steps, len(self.returns)
 
 # %% ../../nbs/stages/journal.ipynb #b914b106
 def _shares(values):
-    "What episodes say about their success, as numbers"
+    "Return what episodes say about their success as numbers"
     good = values.ndim == 1 and values.dtype.kind in 'biuf'
-    if not good or not ((0 <= values) & (values <= 1)).all():
-        raise BlockError(
-            'Journal',
-            f'column {SUCCESS!r}',
-            values.tolist() if good else f'{values.dtype} {list(values.shape[1:])} in each row',
-            'True or False, or a number from 0 to 1, where an episode ends',
-        )
-    return values.astype(float).tolist()
+    if good and ((0 <= values) & (values <= 1)).all():
+        return values.astype(float).tolist()
+    raise BlockError(
+        'Journal',
+        f'column {SUCCESS!r}',
+        values.tolist(),
+        'True or False, or a number from 0 to 1, where an episode ends',
+    )
 
 # %% ../../nbs/stages/journal.ipynb #2a59025d
 class Collected(Journal):
@@ -174,14 +170,6 @@ class Collected(Journal):
                 return
             if self.between:
                 self.between()
-
-    def _collect(self, steps, returns, successes):
-        self.steps += steps
-        self.ends += [self.steps] * len(returns)
-        self.returns += returns
-        self.successes += successes
-        if self.watch:
-            self.watch(steps)
 
 # %% ../../nbs/stages/journal.ipynb #f012e0b4
 @stage('gather')
@@ -206,7 +194,8 @@ class Gather(Pipe):
         self._wait([])
 
     def _wait(self, blocks):
-        self._waiting, self._rows = blocks, sum(map(len, blocks))
+        self._waiting = blocks
+        self._rows = sum(map(len, blocks))
 
     def __iter__(self):
         # where they waited when it was saved
@@ -221,20 +210,16 @@ class Gather(Pipe):
             yield self._together()
 
     def _together(self):
-        taken = []
-        rest = [*self._waiting]
-        missing = self.n if self.exact else self._rows
-        while missing:
-            steps = rest.pop(0)
-            taken.append(steps[:missing])
-            if len(steps) > missing:
-                rest.insert(0, steps[missing:])
-            missing -= len(taken[-1])
-        self._wait(rest)
-        return Steps.cat(taken)
+        rows = Steps.cat(self._waiting)
+        n = self.n if self.exact else len(rows)
+        self._wait([rows[n:]] if len(rows) > n else [])
+        return rows[:n]
 
-    rows = property(
-        lambda self: pack(Steps.cat(self._waiting)) if self._waiting else None,
-        lambda self, steps: self._wait([] if steps is None else [steps]),
-        doc='What waits, as a checkpoint holds it',
-    )
+    @property
+    def rows(self):
+        "What waits, as a checkpoint holds it"
+        return pack(Steps.cat(self._waiting)) if self._waiting else None
+
+    @rows.setter
+    def rows(self, steps):
+        self._wait([] if steps is None else [steps])

@@ -17,7 +17,8 @@ from fastrl_replay.steps.errors import (
     ArgumentError,
     ArgumentTypeError,
     BlockError,
-    Explained,
+    in_words,
+    not_installed,
     whole,
 )
 from ..steps.row_dtypes import TORCH_NUMBERS, column_dtype, foreign_columns, step_dtype
@@ -31,8 +32,6 @@ def table_columns(
     "The columns of recorded data, whatever it came in"
     if isinstance(x, (str, Path)):
         x = read_table(Path(x))
-    if isinstance(x, NpzFile):
-        x = _arrays(x)
     if isinstance(x, Mapping):
         return x.get
     # of Hugging Face
@@ -46,84 +45,25 @@ def table_columns(
 def read_table(
     path: Path,  # of a file `.npz` or `.parquet`
 ):  # what `table_columns` takes
-    "What a file holds"
+    "Open a file"
     kind = path.suffix.lower()
-    if kind not in _FORMS:
-        raise ArgumentError(
-            'Episodes', 'a file', str(path), 'a path that ends with .npz or .parquet'
-        )
-    read, first, remedy = _FORMS[kind]
+    if kind not in ('.npz', '.parquet'):
+        expected = 'a path that ends with .npz or .parquet'
+        raise ArgumentError('Episodes', 'a file', str(path), expected)
     try:
-        return read(path)
-    except Explained:
-        raise
-    except Exception as e:
-        raise ArgumentError(
-            'Episodes',
-            f"{path} can't be read",
-            _found(path, first, e),
-            f'a whole file {kind}',
-            remedy,
-        ) from None
-
-
-def _found(path, first, e):
-    "What a file is that can't be read, on one line"
-    if not path.exists():
-        return 'no such file'
-    if path.is_dir():
-        return 'a directory'
-    if isinstance(e, PermissionError):
-        return e.strerror
-    with open(path, 'rb') as f:
-        begins = f.read(len(first))
-    if not begins:
-        return 'an empty file'
-    if begins != first:
-        return f'a file that begins with {begins!r}'
-    return ' '.join(f'{type(e).__name__}: {e}'.split())[:200]
-
-# %% ../../nbs/stages/recorded.ipynb #fec62186
-def _arrays(archive):
-    "The arrays of an open archive of numpy, by name"
-
-    def array(name):
-        try:
-            return archive[name]
-        except ValueError as e:  # numpy advises to run what is in the file
-            if 'allow_pickle' not in str(e):
-                raise
-        file = getattr(archive.fid, 'name', 'an archive')
-        raise ArgumentError(
-            'Episodes',
-            f'{file}, array {name!r}',
-            'Python objects',
-            'numbers',
-            'save episodes of different lengths one after the other, with flags where they end',
-        )
-
-    return {name: array(name) for name in archive.files}
-
-
-def _read_npz(path):
-    with np.load(path, allow_pickle=False) as archive:
-        return _arrays(archive)
-
-
-def _read_parquet(path):
-    try:
+        if kind == '.npz':
+            return NpzFile(path)
         from pyarrow import parquet
+
+        return parquet.read_table(path)
     except ImportError:
-        raise ArgumentError(
-            'Episodes', 'pyarrow is not installed', remedy="pip install 'fastrl_replay[arrow]'"
+        raise not_installed(
+            'Episodes', 'pyarrow is not installed', 'arrow', ArgumentError
         ) from None
-    return parquet.read_table(path)
-
-
-_FORMS = {
-    '.npz': (_read_npz, b'PK', 'write it again, with numpy.savez'),  # how to read it, how it begins
-    '.parquet': (_read_parquet, b'PAR1', 'write it again, with pyarrow.parquet.write_table'),
-}
+    except Exception as e:
+        got = ' '.join(in_words(e).split())[:200]
+        expected = f'a whole file {kind}'
+        raise ArgumentError('Episodes', f"{path} can't be read", got, expected) from None
 
 # %% ../../nbs/stages/recorded.ipynb #79e7df90
 def as_array(
@@ -223,15 +163,16 @@ class _Recorded:
     def _array(self, get, column, names):
         "Return the array of a column by the first of its names that the item has"
         for name in names.split():
-            found = get(name)
-            if found is None:
-                continue
             try:
-                return as_array(found)
-            except Explained:
-                raise
+                found = get(name)
+                if found is not None:
+                    return as_array(found)
             except Exception as e:
-                self.refuse(column, f'{type(e).__name__}: {e}', 'an array of numbers')
+                # numpy advises to run what is in the file
+                objects = 'allow_pickle' in str(e)
+                got = 'Python objects' if objects else in_words(e)
+                remedy = 'save episodes one after the other, with flags where they end'
+                self.refuse(column, got, 'an array of numbers', remedy if objects else None)
 
     def refuse(self, column, got, expected, remedy=None):
         raise BlockError('Episodes', f'{self.at}, {column!r}', got, expected, remedy)

@@ -21,22 +21,16 @@ class Sequences(Steps):
         each: Steps,  # of shape [B]: what belongs to each sequence
         split: int = 0,  # how many steps are burn-in
     ):
-        if isinstance(rows, Steps):
-            _copy_slots(rows, self)
-        else:
-            super().__init__(rows)
-        # the copy need not be waited for
-        if self.device.type == 'cuda':
-            each = each.pin_memory()
-        self._each = each.to(self.device, non_blocking=True)
+        steps = rows if isinstance(rows, Steps) else Steps(rows)
+        for slot in '_rows', '_block', '_dtype', '_replay', '_plain':
+            setattr(self, slot, getattr(steps, slot))
+        if self._block is not None:
+            # the copy need not be waited for
+            if self.device.type == 'cuda':
+                each = each.pin_memory()
+            each = each.to(self.device, non_blocking=True)
+        self._each = each
         self._split = split
-
-    def _like(self, data):
-        new = Sequences.__new__(Sequences)
-        _copy_slots(super()._like(data), new)
-        new._each = self._each
-        new._split = self._split
-        return new
 
     @property
     def burn_in(self):
@@ -60,23 +54,43 @@ class Sequences(Steps):
         return super().__getattr__(name)
 
     def __getitem__(self, i):
-        "A column by name, or a part"
+        "A column by name, or a part; a part that cuts across sequences is plain `Steps`"
         if isinstance(i, str):
-            return self._each[i] if i in self._each.dtype.names else Steps.__getitem__(self, i)
-        part, (first, *others) = (
-            Steps.__getitem__(self, i),
-            i if isinstance(i, tuple) and i else (i,),
-        )
+            return self._each[i] if i in self._each.dtype.names else super().__getitem__(i)
+        part = super().__getitem__(i)
+        first, *others = i if isinstance(i, tuple) and i else (i,)
         try:
             each = self._each[first]
         except IndexError:
-            return _steps_alone(part)
+            return part
         if len(part.shape) != 2 or first is None or each.shape != part.shape[:1]:
-            return _steps_alone(part)
+            return part
         all_steps = not others or (isinstance(others[0], slice) and others[0] == slice(None))
-        part._each = each
-        part._split = self._split if all_steps else 0
-        return part
+        return Sequences(part, each, self._split if all_steps else 0)
+
+    def to(self, device, non_blocking=False):
+        "Return the sequences on `device`, as `Steps.to` does"
+        steps = super().to(device, non_blocking)
+        return Sequences(steps, self._each.to(device, non_blocking), self._split)
+
+    def pin_memory(self, device=None):
+        "Return a copy in page-locked memory"
+        return Sequences(super().pin_memory(), self._each.pin_memory(), self._split)
+
+    def copy(self):
+        "Return the same sequences in new memory"
+        return Sequences(super().copy(), self._each.copy(), self._split)
+
+    def __copy__(self):
+        return Sequences(self, self._each, self._split)
+
+    def _joined(self, steps, blocks):
+        if not all(isinstance(b, Sequences) for b in blocks):
+            return steps
+        for b in blocks:
+            if b._split != self._split:
+                raise BlockError('Steps.cat', 'different burn_in', b._split, self._split)
+        return Sequences(steps, Steps.cat([b._each for b in blocks]), self._split)
 
     def update_priorities(
         self,
@@ -91,28 +105,21 @@ class Sequences(Steps):
         self._replay.update_priorities(self['index'], td)
 
     def __repr__(self):
-        steps = Steps.__repr__(self).removeprefix('Steps')
+        steps = super().__repr__().removeprefix('Steps')
         return f'Sequences{steps}\nand for each of them: {self._each!r}'
 
     def asdict(self) -> dict:  # name → tensor
         "All columns by name, on the same memory"
-        return {**Steps.asdict(self), **self._each.asdict()}
+        return {**super().asdict(), **self._each.asdict()}
 
     def __eq__(self, other):
-        same = Steps.__eq__(self, other)
+        same = super().__eq__(other)
         return self._each == other._each if same is True and isinstance(other, Sequences) else same
 
-    def _joined(self, blocks):
-        if not all(isinstance(b, Sequences) for b in blocks):
-            return _steps_alone(self)
-        for b in blocks:
-            if b._split != self._split:
-                raise BlockError('Steps.cat', 'different burn_in', b._split, self._split)
-        self._each = Steps.cat([b._each for b in blocks])
-        return self
+    __array_eq__ = __eq__
 
     def _packed(self):
-        return dict(Steps._packed(self), each=pack(self._each), split=self._split)
+        return dict(super()._packed(), each=pack(self._each), split=self._split)
 
     @classmethod
     def _unpacked(cls, state):
@@ -121,20 +128,6 @@ class Sequences(Steps):
         if type(split) is not int or not 0 <= split <= rows.shape[1]:
             raise ValueError(f'{split!r} steps of burn-in')
         return Sequences(rows, unpack(state['each']), split)
-
-# %% ../../nbs/steps/batches.ipynb #1d10c302
-def _copy_slots(old, new):
-    "Let a block have the rows of another one"
-    for slot in Steps.__slots__:
-        if slot != '__weakref__':
-            setattr(new, slot, getattr(old, slot))
-
-# %% ../../nbs/steps/batches.ipynb #66302043
-def _steps_alone(steps):
-    "Steps without what belongs to sequences"
-    alone = Steps.__new__(Steps)
-    _copy_slots(steps, alone)
-    return alone
 
 # %% ../../nbs/steps/batches.ipynb #6904a1b3
 def each_of(
@@ -149,25 +142,3 @@ def burn_in_of(
 ) -> int:  # 0 of rows
     "How many steps of each draw are burn-in"
     return batch._split if isinstance(batch, Sequences) else 0
-
-# %% ../../nbs/steps/batches.ipynb #becb3bac
-Sequences.__hash__ = None
-Sequences.__array_eq__ = Sequences.__eq__
-
-# %% ../../nbs/steps/batches.ipynb #b9a15a95
-def _both(name):
-    "A method of Steps that concerns the columns of sequences as well"
-
-    def f(self, *args, **kw):
-        new = getattr(Steps, name)(self, *args, **kw)
-        if new is not self:
-            new._each = getattr(self._each, name)(*args, **kw)
-        return new
-
-    f.__name__, f.__doc__ = name, getattr(Steps, name).__doc__
-    return f
-
-
-Sequences.to, Sequences.pin_memory, Sequences.copy = (
-    _both(name) for name in ('to', 'pin_memory', 'copy')
-)

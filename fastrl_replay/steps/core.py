@@ -7,8 +7,8 @@ __all__ = ['Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'steps
            'joined', 'same_fields', 'replay_of', 'set_replay', 'pack', 'unpack', 'refuse_flags']
 
 # %% ../../nbs/steps/core.ipynb #6b42f5ec
-import math
 import numpy as np, torch
+from gymnasium.spaces import Discrete
 from torch import from_numpy
 from fastrl_replay.steps.errors import (
     ArgumentError,
@@ -26,6 +26,7 @@ from fastrl_replay.steps.row_dtypes import (
     padding,
     parts_of,
     saved_dtype,
+    step_dtype,
 )
 
 # %% ../../nbs/steps/core.ipynb #dee459a4
@@ -153,9 +154,9 @@ class Steps:
         return torch.from_numpy(rows.view(np.uint8).reshape(*self.shape, self._dtype.itemsize))
 
     def _of_bytes(self, b: torch.Tensor) -> 'Steps':
-        return self._like(
-            b.numpy().view(self._dtype).reshape(self.shape) if b.device.type == 'cpu' else b
-        )
+        if b.device.type != 'cpu':
+            return self._like(b)
+        return self._like(b.numpy().view(self._dtype).reshape(b.shape[:-1]))
 
     def to(
         self,
@@ -173,10 +174,6 @@ class Steps:
         "A copy of the block in page-locked memory, from which `to` can copy without waiting"
         return self._of_bytes(self._bytes().pin_memory()) if self.device.type == 'cpu' else self
 
-    def is_pinned(self) -> bool:  # in page-locked memory?
-        "Does the block lie in page-locked memory?"
-        return self._bytes().is_pinned()
-
     def __iter__(self):
         "One-row `Steps`, in order"
         if not self.shape:
@@ -191,8 +188,8 @@ class Steps:
         "All columns by name, on the same memory"
         return {n: self[n] for n in self._dtype.names}
 
-    def _joined(self, blocks):
-        return self  # a subclass may have more to join than rows
+    def _joined(self, steps, blocks):
+        return steps  # a subclass may have more to join than rows
 
     @classmethod
     def cat(
@@ -203,21 +200,14 @@ class Steps:
         blocks = [b if b.shape else b[None] for b in blocks]
         if not blocks:
             raise ArgumentError('Steps.cat', 'nothing to join', 'no blocks', 'at least one')
-        for b in blocks[1:]:
-            _check_alike(b, blocks[0])
-        blocks = [b.to('cpu') if b.device.type == 'cpu' else b for b in blocks]
         first = blocks[0]
-        if first._block is not None:
-            joined = first._like(torch.cat([b._block for b in blocks]))
-        else:
-            joined = first._like(np.zeros((sum(map(len, blocks)), *first.shape[1:]), first.dtype))
-            at = 0
-            for b in blocks:
-                joined._rows[at : at + len(b)], at = b.rows, at + len(b)
+        for b in blocks[1:]:
+            _check_alike(b, first)
+        joined = first._of_bytes(torch.cat([b._bytes() for b in blocks]))
         # whose keys are whose?
         if any(b._replay is not first._replay for b in blocks):
             joined._replay = None
-        return joined._joined(blocks)
+        return first._joined(joined, blocks)
 
     def __eq__(self, other):
         "Equal by value: the same columns, the same shape, the same numbers"
@@ -226,6 +216,8 @@ class Steps:
         a = self.to('cpu').rows
         b = other.to('cpu').rows
         return a.dtype == b.dtype and a.shape == b.shape and same_fields(a, b)
+
+    __array_eq__ = __eq__  # for fastcore's test_eq
 
     def update_priorities(
         self,
@@ -245,21 +237,15 @@ class Steps:
     def _packed(self):
         block = self.to('cpu')._bytes().clone()
         block[..., padding(self._dtype)] = 0
-        return dict(
-            kind=type(self).__name__,
-            dtype=dtype_spec(self._dtype),
-            shape=list(self.shape),
-            bytes=block.flatten(),
-        )
+        return dict(kind=type(self).__name__, dtype=dtype_spec(self._dtype), bytes=block)
 
     @classmethod
     def _unpacked(cls, state):
         content = state['bytes'].numpy().copy()
         dtype = saved_dtype(state['dtype'])
-        shape = list(state['shape'])
-        if content.dtype != np.uint8 or content.shape != (math.prod(shape) * dtype.itemsize,):
-            raise ValueError(f'{content.shape} numbers for a shape of {shape}')
-        rows = np.ndarray(shape, dtype, content)
+        if content.dtype != np.uint8 or content.shape[-1] != dtype.itemsize:
+            raise ValueError(f'{content.dtype} {content.shape} for rows of {dtype.itemsize} bytes')
+        rows = content.view(dtype)[..., 0]
         refuse_flags('Steps', rows)
         return Steps(rows)
 
@@ -272,22 +258,6 @@ class Steps:
         return '\n'.join(
             [head] + [f'  {n:<{wide}}  {str(a.dtype):<8} {_glimpse(a)}' for n, a in parts]
         )
-
-    def _repr_html_(self):
-        if self._block is not None:
-            return f'<pre>{self!r}</pre>'
-        flat = self._rows.reshape(-1)[:6]
-        many = self._rows.size
-        names, columns = zip(*leaves(flat))
-
-        def row(tag, cells):
-            return '<tr>' + ''.join(f'<{tag}>{c}</{tag}>' for c in cells) + '</tr>'
-
-        body = ''.join(row('td', [_glimpse(c[i], 40) for c in columns]) for i in range(len(flat)))
-        said = f'{list(self.shape)} rows of {self._dtype.itemsize} bytes' + (
-            ', the first 6' if many > 6 else ''
-        )
-        return f'<table>{row("th", names)}{body}</table><p>{said}</p>'
 
 # %% ../../nbs/steps/core.ipynb #bbd8ca50
 def column_of_rows(a: np.ndarray):  # one field of a structured array
@@ -324,20 +294,6 @@ def plain_columns(dtype: np.dtype) -> frozenset:  # names
     return frozenset(n for n in dtype.names if dtype[n].names is None)
 
 # %% ../../nbs/steps/core.ipynb #19e44ed2
-_EVERY_STEP = (
-    'state',
-    'action',
-    'reward',
-    'next_state',
-    'terminated',
-    'truncated',
-    'env_id',
-    'episode_n',
-    'step_n',
-    'total_reward',
-)
-
-
 def _column(name):
     def get(self):
         if name in self._plain:
@@ -349,7 +305,7 @@ def _column(name):
     return property(get)
 
 
-for name in _EVERY_STEP:
+for name in step_dtype(Discrete(1), Discrete(1)).names:
     setattr(Steps, name, _column(name))
 
 # %% ../../nbs/steps/core.ipynb #5c4053fe
@@ -399,13 +355,9 @@ def joined(
     dtype = dtype or blocks[0].dtype
     parts = [_laid_out(b._bytes(), b.dtype, first.dtype) for b in blocks]
     old = torch.cat(parts)
-    new = parts[0].new_zeros((sum(map(len, parts)), *first.shape[1:], dtype.itemsize))
+    new = old.new_zeros((*old.shape[:-1], dtype.itemsize))
     new[..., : old.shape[-1]] = old
-    return (
-        steps_of_bytes(new, dtype)
-        if first._rows is None
-        else Steps(new.numpy().view(dtype)[..., 0])
-    )
+    return Steps(np.empty(0, dtype))._of_bytes(new)
 
 
 def _laid_out(block, dtype, wanted):
@@ -421,20 +373,12 @@ def _laid_out(block, dtype, wanted):
 # %% ../../nbs/steps/core.ipynb #0fc2ded7
 def _check_alike(a, b):
     "Raise where these can't be joined"
-    for what, x, y in (
-        ('columns', a.dtype, b.dtype),
-        ('shapes', a.shape[1:], b.shape[1:]),
-        ('devices', a.device, b.device),
-    ):
-        if x == y:
-            continue
-        differ = differing_columns(x, y).items() if what == 'columns' else ()
-        if differ:
-            x, y = (
-                ', '.join(f'{n!r} {d[i]}' if d[i] else f'no {n!r}' for n, d in differ)
-                for i in range(2)
-            )
-        raise BlockError('Steps.cat', f'different {what}', x, y)
+    if a.dtype != b.dtype:
+        differ = differing_columns(a.dtype, b.dtype)
+        raise BlockError('Steps.cat', 'different columns', differ, 'the same in all blocks')
+    got, expected = ((list(x.shape[1:]), str(x.device)) for x in (a, b))
+    if got != expected:
+        raise BlockError('Steps.cat', 'different shapes or devices', got, expected)
 
 # %% ../../nbs/steps/core.ipynb #9c27f4b9
 def same_fields(a, b) -> bool:
@@ -443,11 +387,6 @@ def same_fields(a, b) -> bool:
     if names or b.dtype.names:
         return names == b.dtype.names and all(same_fields(a[n], b[n]) for n in names)
     return np.array_equal(a, b, equal_nan=a.dtype.kind in 'fc')
-
-
-# the second is what fastcore's test_eq asks for
-Steps.__hash__ = None
-Steps.__array_eq__ = Steps.__eq__
 
 # %% ../../nbs/steps/core.ipynb #ad7de12c
 def replay_of(
@@ -493,7 +432,7 @@ def refuse_flags(
             )
 
 # %% ../../nbs/steps/core.ipynb #7744e2f5
-def _glimpse(a, width=60):
+def _glimpse(a):
     "The first numbers of `a`, on one line"
     s = ' '.join(np.array2string(a, threshold=8, edgeitems=2, precision=3).split())
-    return s if len(s) <= width else s[: width - 1] + '…'
+    return s if len(s) <= 60 else s[:59] + '…'

@@ -110,12 +110,9 @@ def number(
     remedy: str = None,  # what to do about a wrong one
 ) -> float:  # as Python's own
     "`x` as a number; an `ArgumentError` where it is none"
+    real = hasattr(x, '__float__') and not isinstance(x, (bool, np.bool_))
     try:
-        value = (
-            float(x)
-            if hasattr(x, '__float__') and not isinstance(x, (str, bool, np.bool_))
-            else np.nan
-        )
+        value = float(x) if real else np.nan
     except Exception:
         value = np.nan  # of several numbers, or one that is too large
     if low <= value < np.inf and (high is None or value <= high):

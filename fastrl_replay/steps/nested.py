@@ -73,15 +73,13 @@ def nested_dtype(
     x,  # a value, or a space
     leaf,  # (part, name) → its dtype; None: it has parts
     name: str = '',  # how to call it
-    at=dotted,  # (name, field) → how to call a part
 ) -> np.dtype:
     "The dtype of a field for values that are nested like this one"
     dtype = leaf(x, name)
     if dtype is not None:
         return dtype
-    return np.dtype(
-        [(k, nested_dtype(v, leaf, at(name, k), at)) for k, v in fields_of(x).items()], align=True
-    )
+    fields = [(k, nested_dtype(v, leaf, dotted(name, k))) for k, v in fields_of(x).items()]
+    return np.dtype(fields, align=True)
 
 # %% ../../nbs/steps/nested.ipynb #9c5bcf8b
 def _of_space(space, where):
@@ -113,7 +111,7 @@ def space_dtype(
     where: str = 'space',  # how to call it in an error
 ) -> np.dtype:  # the dtype of one observation or action
     "The numpy dtype of one element of `space`; `Dict` and `Tuple` become nested fields"
-    return nested_dtype(space, _of_space, where, lambda name, k: f'{name}[{k!r}]')
+    return nested_dtype(space, _of_space, where)
 
 # %% ../../nbs/steps/nested.ipynb #717702df
 def put(

@@ -26,15 +26,16 @@ def as_value(
     "What is meant by the text of a setting"
     if text.lower() in ('yes', 'true', 'no', 'false'):
         return text.lower() in ('yes', 'true')
-    parts = text.replace(',', ' ').split()
-    if len(parts) > 1 and all(re.fullmatch(r'\d[\d_]*', p) for p in parts):
-        return tuple(map(int, parts))
     for kind in int, float:
         try:
             return kind(text)
         except ValueError:
             pass
-    return text
+    parts = text.replace(',', ' ').split()
+    try:
+        return tuple(map(int, parts)) if len(parts) > 1 else text
+    except ValueError:
+        return text
 
 # %% ../../nbs/steps/settings.ipynb #6319e6bd
 def setting_text(value) -> str:
@@ -115,14 +116,10 @@ def parse(
         ) from None
     comments = _comments(text)
 
-    def value(name, k, v):
-        try:
-            return v if k == 'like' else as_value(v.replace('\n', ' '))
-        except ValueError as e:
-            raise SettingsError(where, f"setting {k!r} of [{name}] can't be read", e) from None
-
     def section(name):
-        settings = {k: value(name, k, v) for k, v in parser[name].items()}
+        settings = {
+            k: v if k == 'like' else as_value(v.replace('\n', ' ')) for k, v in parser[name].items()
+        }
         own = {k: c for (section, k), c in comments.items() if section == name and k and c}
         return Recipe(name, comments.get((name, ''), ''), settings, own)
 

@@ -117,8 +117,8 @@ def test_a_block_that_is_refused_counts_nothing():
     bad.rows['state'][0, 1], worse.rows['reward'] = np.nan, np.inf
     stage.update(good)
     before = through_file(stage.state_dict())
-    for block, what in (bad, "column 'state', row 0"), (worse, "column 'reward', row 0"):
-        with pytest.raises(BlockError, match=what):
+    for block, column in (bad, 'state'), (worse, 'reward'):
+        with pytest.raises(BlockError, match=f"row 0 of the block, column '{column}'"):
             stage.update(block)
     assert same(through_file(stage.state_dict()), before)
 

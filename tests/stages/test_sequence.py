@@ -236,7 +236,7 @@ def test_a_state_of_another_chunker_changes_nothing():
     for other in (5, 1), (4, 2), (4, 1, 'pad'):
         chunker = SequenceChunker(None, *other)
         chunker.chunk(numbered(3))
-        with pytest.raises(ValueError, match=r'a saved stage with other arguments; got \[4, 1'):
+        with pytest.raises(ValueError, match=r"'arguments'.*got \[4, 1"):
             chunker.load_state_dict(saved)
         assert steps_of(chunker.chunk(numbered(2, 3)))[0][:4] == [1, 2, 3, 4]
 

@@ -129,7 +129,7 @@ def test_spaces_without_a_size_are_named(bad):
     with pytest.raises(TypeError, match=f'action_space.*{type(bad).__name__}.*Remedy'):
         step_dtype(Discrete(2), bad)
     nested = spaces.Tuple([Discrete(2), spaces.Dict(c=bad)])
-    with pytest.raises(TypeError, match=r"observation_space\['\[1\]'\]\['c'\]"):
+    with pytest.raises(TypeError, match=r'observation_space\[1\].c'):
         step_dtype(nested, Discrete(2))
 
 
@@ -440,7 +440,7 @@ def in_sequences(burn_in):
         ([block((2, 3)), block((2, 1))], ''),
         ([block((2, 3)), block(3)], ''),
         ([], 'at least one'),
-        ([block(2), Steps(np.zeros(2, extend_dtype(SMALL, z='f8')))], "got 'z' float64"),
+        ([block(2), Steps(np.zeros(2, extend_dtype(SMALL, z='f8')))], r"got {'z': \(dtype"),
         ([in_sequences(2), in_sequences(3)], 'burn_in; got 3; expected 2'),
     ],
     ids=['lengths', 'broadcast', 'dimensions', 'nothing', 'columns', 'burn-in'],
@@ -506,7 +506,6 @@ def test_every_shape_can_be_shown(shape):
     for s in steps, elsewhere(steps):
         assert repr(s).startswith(f'Steps {list(shape)}, {DEEP.itemsize} bytes a row')
         assert 'state' in repr(s)
-        assert 'state' in s._repr_html_()
 
 
 def test_rows_elsewhere_say_how_to_get_them():
