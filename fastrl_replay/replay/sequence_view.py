@@ -347,7 +347,7 @@ class SequenceView(View):
             more = old // 4 + 16 + len(keys)
             self.hidden = np.concatenate([self.hidden, np.zeros((more, size), np.uint8)])
             self._free.extend(range(old, old + more))
-        # an index that an interrupt takes from the list and nobody gets is lost, not given twice
+        # an interrupt may lose an index here, but none is given twice
         at = np.array([self._free.pop() for _ in keys], np.int32)
         self.hidden[at] = states
         self._index[keys % len(self._index)] = at

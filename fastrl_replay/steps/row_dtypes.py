@@ -24,7 +24,6 @@ _TAKEN = {
     'cat',
     'asdict',
     'pin_memory',
-    'is_pinned',
     'update_priorities',
     'columns',
     'from_columns',
