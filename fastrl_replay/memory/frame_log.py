@@ -18,7 +18,7 @@ from ..steps.errors import StateError
 from ..envs.numbering import grown
 from .places import MainMemory
 from .codecs import Codec
-from ..steps.states import array, checked, integer
+from ..steps.states import array, checked, integer, listed
 
 # %% ../../nbs/memory/frame_log.ipynb #8b2980d5
 # what stands where in the numbers of a log
@@ -132,6 +132,12 @@ class Packed(NamedTuple):
     bytes: np.ndarray  # one frame after the other
     ends: np.ndarray  # where each ends
 
+    def in_order(self, n) -> bool:
+        "Are these `n` frames, none of them empty?"
+        ends = self.ends
+        found = len(ends) == n and ends[0] > 0 and ends[-1] == len(self.bytes)
+        return found and (ends[1:] > ends[:-1]).all()
+
     def span(self, i):
         return int(self.ends[i - 1]) if i else 0, int(self.ends[i])
 
@@ -145,6 +151,7 @@ class Segments:
     "Frames of one size in main memory, in segments by number: arrays of raw ones, and packed ones"
 
     who = 'Frames'  # for errors
+    lowest = np.zeros(1, np.int64)  # the lowest serial numbers that parts of the rows need
 
     def __init__(
         self,
@@ -343,6 +350,7 @@ class FrameLog:
     "Frames of one size by serial number, equal ones once; the oldest go when no row needs them"
 
     before = 0  # how many frames say nothing of the rows that are counted
+    look_at = 0  # with how many segments `watch` is to look again
     frames = property(lambda self: self.numbers.item(END), doc='How many it has kept so far')
     first = property(
         lambda self: self.numbers.item(FIRST) << self.numbers.item(BITS),
@@ -381,8 +389,7 @@ class FrameLog:
         envs: np.ndarray,  # the number of each row's environment, int64
         n_envs: int,  # environments have smaller numbers
         under_way: int,  # how many environments there are
-        needed=lambda: 0,  # is asked, where room is made, for the first frame that other rows need
-        watch=lambda: None,  # is called before room is made; it may raise
+        watch=lambda log: None,  # is called before room is made; it may raise
     ) -> np.ndarray:  # uint32 [rows, places]
         "Return references to the frames of these rows, for one call, or for good after `settle`"
         item, n, done, (near, each) = self.numbers.item, len(envs), 0, self._near
@@ -404,8 +411,8 @@ class FrameLog:
             if done == n:
                 return refs
             lowest = int(serials_of(refs[:done], item(NEXT)).min(initial=item(NEXT)))
-            self._drop(min(needed(), lowest) >> item(BITS))
-            watch()
+            self._drop(min(int(self.segments.lowest.min()), lowest) >> item(BITS))
+            watch(self)
             if self.packer:
                 self.packer.go_on()
             number = item(ROOM) >> item(BITS)
@@ -469,32 +476,23 @@ class FrameLog:
         self,
         first: int,  # the first frame that is needed
     ) -> dict:  # plain data and tensors
-        "The frames of segments from that of frame `first` on"
+        "The segments from that of frame `first` on: raw bytes without ends, or packed ones"
         bits = self.numbers.item(BITS)
         end = self.frames
         # or a state would depend on how far the thread is
         if self.packer:
             self.packer.take(wait=True)
-        packed = [np.zeros(0, np.uint8)]
-        lengths = [np.zeros(0, np.int64)]
-        raw = [np.zeros((0, self.size), np.uint8)]
+        frames = []
+        ends = []
         for number in range(first >> bits, -(-end >> bits)):
             segment = self.segments.find(number)
             if isinstance(segment, np.ndarray):
-                frames = segment[: end - (number << bits)]
-                raw.append(frames)
-                lengths.append(np.zeros(len(frames), np.int64))
-            else:
-                packed.append(segment.bytes)
-                lengths.append(np.diff(segment.ends, prepend=0))
+                segment = Packed(segment[: end - (number << bits)], np.zeros(0, np.int64))
+            frames.append(torch.from_numpy(segment.bytes.reshape(-1).copy()))
+            ends.append(torch.from_numpy(segment.ends.copy()))
         learned = self.segments.codec.dictionary if self.packer else b''
-        parts = dict(
-            packed=np.concatenate(packed),
-            lengths=np.concatenate(lengths),
-            raw=np.concatenate(raw),
-            dictionary=np.frombuffer(learned, np.uint8).copy(),
-        )
-        return dict(bits=bits, **{k: torch.from_numpy(a) for k, a in parts.items()})
+        learned = torch.from_numpy(np.frombuffer(learned, np.uint8).copy())
+        return dict(bits=bits, frames=frames, ends=ends, dictionary=learned)
 
     def load_state_dict(
         self,
@@ -502,56 +500,60 @@ class FrameLog:
         check=lambda frames: None,  # (frames, as bytes) → raises where there can be no such frames
     ):
         "Become the log that was saved; this one must be new"
-        who = self.segments.who
         largest = max(2**24 // self.size, 1).bit_length() - 1
         form = dict(
             bits=integer(0, largest),
-            packed=array(np.uint8, None),
-            lengths=array(np.int64, None, low=0, high=2**31),
-            raw=array(np.uint8, None, self.size),
+            frames=listed(array(np.uint8, None)),
+            ends=listed(array(np.int64, None)),
             dictionary=array(np.uint8, None),
         )
-        saved = checked(who, form, state)
-        lengths, packed, raw = (saved[k] for k in ('lengths', 'packed', 'raw'))
-        if lengths.sum() != len(packed) or (lengths == 0).sum() != len(raw):
-            raise StateError(who, 'a saved state with other frames than it says')
-        if len(packed) and not self.packer:
-            raise StateError(who, 'a saved state with packed frames')
+        saved = checked(self.segments.who, form, state)
+        if len(saved['frames']) != len(saved['ends']):
+            self._refuse_saved('ends of frames', len(saved['ends']), len(saved['frames']))
         self.segments.set_bits(saved['bits'])
-        if len(packed):
+        per = 1 << saved['bits']
+        if any(map(len, saved['ends'])):
+            if not self.packer:
+                self._refuse_saved('packed frames')
             self.segments.codec.use(saved['dictionary'].tobytes())  # one for all
             self.segments.fix_dictionary()
-        at = 0
-        used = 0
-        for number, a in enumerate(range(0, len(lengths), 1 << saved['bits'])):
-            ends = np.cumsum(lengths[a : a + (1 << saved['bits'])])
-            if ends[-1]:
-                part = Packed(packed[at : at + ends[-1]].copy(), ends)
-                check(self._unpacked(part, a))
-                self.segments.enter(number, self.segments.stored(number, part))
-                at += ends[-1]
+        for number, (part, ends) in enumerate(zip(saved['frames'], saved['ends'])):
+            first = number * per
+            if self.numbers[NEXT] != first:
+                self._refuse_saved('frames before', self.numbers.item(NEXT), first)
+            if len(ends):
+                packed = Packed(part, ends)
+                check(self._unpacked(packed, first))
+                self.segments.enter(number, self.segments.stored(number, packed))
+                self.numbers[NEXT] += per
             else:
-                frames = raw[used : used + len(ends)]
+                n = len(part) // self.size
+                if not 0 < n <= per or n * self.size != len(part):
+                    self._refuse_saved(f'frames after {first}', len(part))
+                frames = part.reshape(n, self.size)
                 check(frames)
                 self.segments.fill(number, frames)
-                used += len(ends)
-            self.numbers[ROOM] += 1 << saved['bits']
-        self.numbers[[NEXT, END]] = len(lengths)
+                self.numbers[NEXT] += n
+            self.numbers[ROOM] += per
+        self.numbers[END] = self.numbers[NEXT]
         if self.packer:
             self.packer.begin()
+
+    def _refuse_saved(self, what, *got):
+        raise StateError(self.segments.who, f'a saved state with damaged frames: {what}', *got)
 
     def _unpacked(self, packed, first):
         "The frames of a segment that was saved, of which `first` is the first one"
         n = 1 << self.numbers.item(BITS)
-        if len(packed.ends) != n:
-            raise StateError(self.segments.who, 'a saved segment of packed frames', n)
+        if not packed.in_order(n):
+            self._refuse_saved(f'ends after {first}')
         frames = np.empty((n, self.size), np.uint8)
         for i in range(n):
             a, b = packed.span(i)
             try:
                 frame = self.segments.codec.unpack(packed.bytes[a:b].tobytes(), self.size)
             except Exception as e:  # whatever a codec says
-                raise StateError(self.segments.who, f'a saved frame: {first + i}', e) from None
+                self._refuse_saved(f'frame {first + i}', e)
             frames[i] = np.frombuffer(frame, np.uint8)
         return frames
 

@@ -35,7 +35,6 @@ _MOST_SEGMENTS = 2**24
 class FileSegments(Segments):
     "Segments that are files"
 
-    lowest = np.zeros(0, np.int64)  # the lowest serial numbers that parts of the rows need
     _at_random = False
     _seen = -1
 
@@ -128,8 +127,7 @@ class FileSegments(Segments):
             self._read_dictionary()
         both = mapped(path, size, np.uint8, False)
         packed = Packed(both[front:], both[:front].view(np.int64))
-        ends = packed.ends
-        if ends[0] <= 0 or (ends[1:] <= ends[:-1]).any() or ends[-1] != len(packed.bytes):
+        if not packed.in_order(len(packed.ends)):
             raise self._damaged(path, 'ends of frames that are not in order')
         return packed
 

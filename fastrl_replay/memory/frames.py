@@ -32,8 +32,8 @@ from fastrl_replay.memory.frame_log import (
 from .frame_segments import MOST_LOGS, FileSegments
 from .device_frames import DeviceSegments
 from .on_device import common_word, sent
-from .links import COUNTERS, INSERTED, Links, count_drawn, link_rows
-from .rows import OpenStore, Store, check_saved_rows, check_weights
+from .links import COUNTERS, INSERTED, Links, link_rows
+from .rows import DeviceStore, OpenStore, Store, check_saved_rows
 from ..steps.states import anything, array, checked, exactly, listed
 
 # %% ../../nbs/memory/frames.ipynb #ccc3c43a
@@ -138,8 +138,6 @@ class FrameRows(OpenStore):
             self._settled,
         )  # where kernels write
         self._rows_added = 0
-        # with how many segments memory is to be looked at again
-        self._look_at = [0] * len(leaves)
         # is main memory too small? How many frames there were when it was looked
         self._outgrows = False
         self._looked = 0
@@ -170,29 +168,14 @@ class FrameRows(OpenStore):
 
     def _keep(self, address, envs, n_envs, under_way):
         "References to the frames of the rows at an address"
-        kept = [
-            log.keep(
-                address,
-                self.dtype.itemsize,
-                envs,
-                n_envs,
-                under_way,
-                partial(self._needed, i),
-                partial(self._watch, i),
-            )
-            for i, log in enumerate(self._logs)
-        ]
+        size = self.dtype.itemsize
+        kept = [log.keep(address, size, envs, n_envs, under_way, self._watch) for log in self._logs]
         return kept[0] if len(kept) == 1 else np.concatenate(kept, 1)
 
-    def _needed(self, i):
-        "The first frame of a log that rows need"
-        return int(self._lowest[:, 2 * i].min())
-
-    def _watch(self, i):
+    def _watch(self, log):
         "Before a log grows: is there room?"
-        log = self._logs[i]
         held = len(log.segments.known)
-        if held < self._look_at[i]:
+        if held < log.look_at:
             return
         if not self._outgrows:
             self._see_size()
@@ -207,7 +190,7 @@ class FrameRows(OpenStore):
                 f'at most {size_text(limit)}',
                 'a smaller max_sz' + ('' if self.compress else ', or compress='),
             )
-        self._look_at[i] = held + max(1, min(16, room // 2))  # looking takes a while
+        log.look_at = held + max(1, min(16, room // 2))  # looking takes a while
 
     def _see_size(self):
         "Will main memory hold it, together with everything else?"
@@ -302,7 +285,7 @@ class FrameRows(OpenStore):
         saved = checked('Frames', form, state)
         self._check_rest(saved['rest'])
         for log, leaf, frames in zip(self._logs, self._leaves, saved['frames']):
-            log.load_state_dict(frames, partial(_check_frames, leaf.kind))
+            log.load_state_dict(frames, partial(_check_frames, leaf))
         refs = saved['references']
         for log, a, b in self._of_logs():
             if refs[:, a:b].max(initial=-1) >= log.frames:
@@ -466,11 +449,8 @@ def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
     return touched
 
 # %% ../../nbs/memory/frames.ipynb #0ac10a02
-class DeviceFrames(FrameRows):
+class DeviceFrames(DeviceStore, FrameRows):
     "The same with frames on a device, where batches are put together"
-
-    def empty(self, n, size):
-        return torch.empty((n, size), dtype=torch.uint8, device=self.place.at)
 
     def _keep(self, *args):
         refs = super()._keep(*args)
@@ -478,22 +458,7 @@ class DeviceFrames(FrameRows):
             log.segments.send()
         return refs
 
-    def gather(self, slots, out, present=-1):
-        "Rows come back, as bytes on the device"
-        slots = slots.reshape(-1)
-        self._assemble(slots, out, {} if present < 0 else {present: slots >= 0})
-
-    def batch(self, line: Links, keys, weights, plan):
-        "The rows with these keys as a batch; counted as drawn"
-        check_weights(keys, weights)
-        out = self.empty(len(keys), plan.itemsize)
-        _, index_at, weight_at = plan.numbers.tolist()
-        more = {8 * index_at: keys, 4 * weight_at: np.asarray(weights, np.float32)}
-        self._assemble(line.slots(keys), out, more)
-        count_drawn(line.tables.numbers, keys)
-        return plan.steps(out, len(keys))
-
-    def _assemble(self, slots, out, more):
+    def assemble(self, slots, out, more):
         "Put rows from slots together, and `more`: where in a row a number goes → one for each row"
         n = len(slots)
         rest = self._rest[slots]
@@ -501,23 +466,25 @@ class DeviceFrames(FrameRows):
         columns = {at: rest[:, to : to + length] for at, length, to in self._spans.tolist()}
         for at, numbers in more.items():
             columns[at] = numbers.view(np.uint8).reshape(n, numbers.itemsize)
-        with self._lock, self.place.in_order(out):
-            given = sent(np.concatenate([*columns.values()], 1), self.place.at)
+        with self._lock:
+            places = [
+                log.segments.locate(self._refs[:, a:b], slots) for log, a, b in self._of_logs()
+            ]
+            *places, given = sent(self.place.at, *places, np.concatenate([*columns.values()], 1))
             to = 0
             for at, column in columns.items():
                 length = column.shape[1]
                 out[:, at : at + length] = given[:, to : to + length]
                 to += length
-            for leaf, (log, a, b) in zip(self._leaves, self._of_logs()):
-                places = sent(log.segments.locate(self._refs[:, a:b], slots), self.place.at)
+            for log, leaf, at in zip(self._logs, self._leaves, places):
                 kind = common_word(leaf.size, *leaf.places, out.shape[1])
                 size = leaf.size // kind.itemsize
-                frames = log.segments.there.view(kind).index_select(0, places.reshape(-1))
-                frames = frames.view(n, b - a, size)
+                frames = log.segments.there.view(kind).index_select(0, at.reshape(-1))
+                frames = frames.view(*at.shape, size)
                 for first, many in ((0, leaf.stack), (leaf.stack, leaf.of_next)):
                     if many:
-                        at = leaf.places[first] // kind.itemsize
-                        target = out.view(kind)[:, at : at + many * size]
+                        start = leaf.places[first] // kind.itemsize
+                        target = out.view(kind)[:, start : start + many * size]
                         target.unflatten(1, (many, size)).copy_(frames[:, first : first + many])
 
 # %% ../../nbs/memory/frames.ipynb #0ac10a04
@@ -649,9 +616,7 @@ def _in_rest(places, spans):
     return [p - at + to for p in places for at, length, to in spans if at <= p < at + length]
 
 # %% ../../nbs/memory/frames.ipynb #0ac10a0e
-def _check_frames(kind, frames):
-    "Raise where frames of such numbers can't be like this"
-    if kind.kind in 'fc' and np.isnan(frames.reshape(-1).view(kind)).any():
-        raise StateError('Frames', 'a saved frame with a NaN')
-    if kind.kind == 'b' and frames.max(initial=0) > 1:
-        raise StateError('Frames', 'a saved frame of flags', frames.max(), '0 or 1')
+def _check_frames(leaf, frames):
+    "Raise where there can be no such frames"
+    kind = np.dtype([(leaf.name, leaf.kind, leaf.size // leaf.kind.itemsize)])
+    check_saved_rows('Frames', frames.reshape(-1).view(kind), NaNSearch(kind))

@@ -26,17 +26,16 @@ def staged(
 
 
 def sent(
-    a: np.ndarray,  # of numbers
-    device: torch.device,  # where it goes
-) -> torch.Tensor:  # of the same shape and numbers
-    "An array on the device, asked for and not waited for"
-    kind = torch.from_numpy(np.empty(0, a.dtype)).dtype
-    return (
-        staged(np.ascontiguousarray(a), device)
-        .to(device, non_blocking=True)
-        .view(kind)
-        .view(a.shape)
-    )
+    device: torch.device,  # where they go
+    *arrays: np.ndarray,  # those with the longest numbers first
+) -> list:  # of tensors of the same shapes and numbers
+    "Arrays on the device, asked for in one copy and not waited for"
+    arrays = [np.ascontiguousarray(a) for a in arrays]
+    together = np.concatenate([a.reshape(-1).view(np.uint8) for a in arrays])
+    there = staged(together, device).to(device, non_blocking=True)
+    parts = there.split([a.nbytes for a in arrays])
+    kinds = [torch.from_numpy(np.empty(0, a.dtype)).dtype for a in arrays]
+    return [p.view(k).view(a.shape) for p, k, a in zip(parts, kinds, arrays)]
 
 
 def common_word(

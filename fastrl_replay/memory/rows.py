@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STORES', 'BatchPlan', 'as_steps', 'Store', 'OpenStore', 'check_weights', 'check_saved_rows', 'ArrayRows',
-           'DeviceRows', 'Rows']
+           'DeviceStore', 'DeviceRows', 'Rows']
 
 # %% ../../nbs/memory/rows.ipynb #71b45ec8
 import os
@@ -74,17 +74,6 @@ def as_steps(
         return Steps(np.ndarray(shape, dtype, out))
     shape = (shape,) if isinstance(shape, int) else shape
     return steps_of_bytes(out.view(*shape, dtype.itemsize), dtype)
-
-# %% ../../nbs/memory/rows.ipynb #844aab76
-@njit
-def _stamp(out, keys, weights, plan):
-    "Write key and weight into each row of a batch"
-    size, index_at, weight_at = plan
-    # rows are a multiple of 8 bytes
-    index = out[: len(out) & ~7].view(np.int64)
-    weight = out.view(np.float32)
-    for i in range(len(keys)):
-        index[i * (size >> 3) + index_at], weight[i * (size >> 2) + weight_at] = keys[i], weights[i]
 
 # %% ../../nbs/memory/rows.ipynb #dc08d992
 STORES = {}  # each class of stores by its name, by which a memory on disk is opened again
@@ -227,7 +216,10 @@ class OpenStore:
         check_weights(keys, weights)
         out = self.empty(len(keys), plan.itemsize)
         self.gather(line.slots(keys), out)
-        _stamp(out.reshape(-1), keys, weights, plan.numbers)
+        _, index_at, weight_at = plan.numbers.tolist()
+        # rows are a multiple of 8 bytes
+        out.view(np.int64)[:, index_at] = keys
+        out.view(np.float32)[:, weight_at] = weights
         count_drawn(line.tables.numbers, keys)
         return plan.steps(out, len(keys))
 
@@ -392,7 +384,34 @@ class ArrayRows(OpenStore):
         return plan.steps(out, n)
 
 # %% ../../nbs/memory/rows.ipynb #5f1c9a01
-class DeviceRows(OpenStore):
+class DeviceStore(OpenStore):
+    "The base of stores whose rows are put together on a device, by `assemble`"
+
+    def assemble(self, slots, out, more):
+        raise NotImplementedError
+
+    def empty(self, n, size):
+        return torch.empty((n, size), dtype=torch.uint8, device=self.place.at)
+
+    def gather(self, slots, out, present=-1):
+        "Rows come back, as bytes on the device"
+        slots = slots.reshape(-1)
+        with self.place.in_order(out):
+            self.assemble(slots, out, {} if present < 0 else {present: slots >= 0})
+
+    def batch(self, line: Links, keys, weights, plan: BatchPlan) -> Steps:
+        "The rows with these keys as a batch; counted as drawn"
+        check_weights(keys, weights)
+        out = self.empty(len(keys), plan.itemsize)
+        _, index_at, weight_at = plan.numbers.tolist()
+        more = {8 * index_at: keys, 4 * weight_at: np.asarray(weights, np.float32)}
+        with self.place.in_order(out):
+            self.assemble(line.slots(keys), out, more)
+        count_drawn(line.tables.numbers, keys)
+        return plan.steps(out, len(keys))
+
+
+class DeviceRows(DeviceStore):
     "Whole rows in a tensor on a device"
 
     nbytes = property(lambda self: self._mem.nbytes, doc='Bytes reserved')
@@ -401,9 +420,6 @@ class DeviceRows(OpenStore):
         super().__init__(dtype, n, place)
         self._mem = place.tensor('Rows', n, dtype.itemsize)
 
-    def empty(self, n, size):
-        return torch.empty((n, size), dtype=torch.uint8, device=self.place.at)
-
     def put(self, slots, rows):
         "Rows go into slots"
         rows = rows.view(np.uint8).reshape(len(rows), -1)
@@ -411,40 +427,21 @@ class DeviceRows(OpenStore):
             at = int(slots[a])
             self.place.write(self._mem[at : at + b - a], rows[a:b])
 
-    def _fetch(self, slots, out):
-        "Rows from slots, all of which hold one, to the front of longer ones"
-        size = self._mem.shape[1]
+    def assemble(self, slots, out, more):
+        "Fetch rows from slots, and write `more`: where in a row a number goes → one for each row"
+        holes = slots.min(initial=0) < 0
+        there, *numbers = sent(self.place.at, slots, *more.values())
+        size = self.dtype.itemsize
         kind = common_word(size, out.shape[1])
+        rows = out.view(kind)[:, : size // kind.itemsize]
         torch.index_select(
-            self._mem.view(kind), 0, slots, out=out.view(kind)[:, : size // kind.itemsize]
+            self._mem.view(kind), 0, there.clamp(min=0) if holes else there, out=rows
         )
-
-    def gather(self, slots, out, present=-1):
-        "Rows come back, as bytes on the device"
-        with self.place.in_order(out):
-            there = sent(slots.reshape(-1), self.place.at)
-            self._fetch(there.clamp(min=0), out)
+        if holes:
             out.masked_fill_((there < 0)[:, None], 0)
-            if present >= 0:
-                out[:, present] = there >= 0
-
-    def batch(self, line: Links, keys, weights, plan: BatchPlan) -> Steps:
-        "The rows with these keys as a batch; counted as drawn"
-        check_weights(keys, weights)
-        n = len(keys)
-        numbers = np.zeros((3, n), np.int64)
-        numbers[0] = line.slots(keys)
-        numbers[1] = keys
-        numbers[2].view(np.float32)[:n] = weights
-        out = self.empty(n, plan.itemsize)
-        _, index_at, weight_at = plan.numbers.tolist()
-        with self.place.in_order(out):
-            slots, index, weight = sent(numbers, self.place.at)
-            self._fetch(slots, out)
-            out.view(torch.int64)[:, index_at] = index
-            out.view(torch.float32)[:, weight_at] = weight.view(torch.float32)[:n]
-        count_drawn(line.tables.numbers, keys)
-        return plan.steps(out, n)
+        for at, x in zip(more, numbers):
+            length = x.element_size()
+            out[:, at : at + length] = x.view(torch.uint8).view(len(slots), length)
 
 # %% ../../nbs/memory/rows.ipynb #5f1c9a02
 class Rows(Store):

@@ -410,12 +410,14 @@ def test_a_frame_that_unpacks_to_another_size_is_refused(compress):
 
     line, state = saved_of(episode(600), compress)
     frames = state['store']['frames'][0]
-    n = len(frames['lengths']) - len(frames['raw'])
+    n = 1 << frames['bits']
     for content in bytes(1), b'', bytes(257), bytes(2**26), bytes(256):
         one = pack(content)
         packed = torch.frombuffer(bytearray(one * n), dtype=torch.uint8)
-        lengths = frames['lengths'].clamp(max=1) * len(one)
-        damaged = dict(frames, packed=packed, lengths=lengths)
+        ends = torch.arange(1, n + 1) * len(one)
+        damaged = dict(frames, ends=[ends if len(e) else e for e in frames['ends']])
+        each = zip(frames['frames'], frames['ends'])
+        damaged['frames'] = [packed if len(e) else f for f, e in each]
         bad = dict(state, store=dict(state['store'], frames=[damaged]))
         if len(content) == 256:
             line.load_state_dict(bad)  # frames of zeros
@@ -437,7 +439,7 @@ def test_damaged_frames_are_refused(what):
     if what == 'references':
         store['references'] += 400
     elif what == 'raw':
-        frames['raw'].numpy().reshape(-1).view(np.float32)[:] = np.nan
+        frames['frames'][0].numpy().view(np.float32)[:] = np.nan
     else:
         store['rest'] = store['rest'][:-1]
     with pytest.raises(StateError):
