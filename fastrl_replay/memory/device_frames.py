@@ -7,7 +7,7 @@ __all__ = ['DeviceSegments']
 
 # %% ../../nbs/memory/device_frames.ipynb #58b43dc8
 import numpy as np
-from .frame_log import BITS, END, NEAR, NEXT, SIZE, Segments, locate_raw
+from .frame_log import BITS, END, FIRST, NEAR, NEXT, SIZE, Segments, serials_of
 from .on_device import Device
 
 # %% ../../nbs/memory/device_frames.ipynb #6e3a8e97
@@ -27,52 +27,39 @@ class DeviceSegments(Segments):
         self.there = place.tensor(self.who, 1, size)
         with place.in_order():
             self.there.zero_()
-        self._where = {}  # segment → its place there
 
     @property
     def nbytes(self):
         return super().nbytes + self.there.nbytes
 
-    def _start(self, number):
+    def _start(self, number, there):
         "Where a segment begins on the device"
-        return 1 + (self._where[number] << self.numbers.item(BITS))
+        return 1 + (number << self.numbers.item(BITS)) % (len(there) - 1)
 
     def new(self, number):
-        self._forget_before(
-            self.numbers.item(END) - self.numbers.item(NEAR) >> self.numbers.item(BITS)
-        )
-        taken = {*self._where.values()}
-        places = len(self.there) >> self.numbers.item(BITS)
-        free = next((p for p in range(places) if p not in taken), places)
-        if free == places:
-            self._grow(places)
-        self._where[number] = free
+        item = self.numbers.item
+        self._forget_before(item(END) - item(NEAR) >> item(BITS))
+        if (number + 1 - item(FIRST) << item(BITS)) >= len(self.there):
+            self._grow(item(FIRST), number)
         return super().new(number)
 
-    def _grow(self, places):
-        "Make room on the device: first for as many as are expected, then for 1/16 more"
-        bits = self.numbers.item(BITS)
-        expected = -(-self._expected_there >> bits)
-        more = max(places // 16, 1) if places else expected + max(expected // 16, 2)
-        new = self.place.tensor(self.who, 1 + (places + more << bits), self.numbers.item(SIZE))
+    def _grow(self, first, end):
+        "Make room on the device for as many as are expected, or are there, and for 1/16 more"
+        per = 1 << self.numbers.item(BITS)
+        many = max(-(-self._expected_there // per), end - first)
+        frames = 1 + (many + many // 16 + 2) * per
+        new = self.place.tensor(self.who, frames, self.numbers.item(SIZE))
         with self.place.in_order():
-            new[: len(self.there)] = self.there
+            new[0] = 0
+            for number in range(first, end):
+                a, b = (self._start(number, x) for x in (self.there, new))
+                new[b : b + per] = self.there[a : a + per]
         self.there = new
 
     def _forget_before(self, number):
         "Segments before this one are on the device only"
         for n in [n for n in self.known if n < number]:
             self._free.append(self.forget(n))
-
-    def enter(self, number, segment):
-        super().enter(number, segment)
-        self._starts = np.zeros(len(self.table), np.int64)
-        for n in self._where:
-            self._starts[n & (len(self.table) - 1)] = self._start(n) * self.numbers.item(SIZE)
-
-    def release(self, number, segment):
-        self._where.pop(number, None)
-        super().release(number, segment)
 
     def fill(self, number, frames):
         super().fill(number, frames)
@@ -81,7 +68,7 @@ class DeviceSegments(Segments):
         self._forget_before(number)
 
     def find(self, number):
-        start = self._start(number)
+        start = self._start(number, self.there)
         return self.there[start : start + (1 << self.numbers.item(BITS))].cpu().numpy()
 
     def send(self):
@@ -93,7 +80,7 @@ class DeviceSegments(Segments):
         for number in range(first >> bits, -(-end >> bits)):
             a = max(first - (number << bits), 0)
             b = min(end - (number << bits), 1 << bits)
-            start = self._start(number)
+            start = self._start(number, self.there)
             self.place.write(self.there[start + a : start + b], self.known[number][a:b])
 
     def locate(
@@ -102,6 +89,6 @@ class DeviceSegments(Segments):
         slots: np.ndarray,  # of the rows that are asked for; -1: no row
     ) -> np.ndarray:  # int64, a row for each slot
         "Return where on the device the frames of rows are"
-        found = np.empty((len(slots), refs.shape[1]), np.int64)
-        locate_raw(self.numbers, self._starts, refs, slots, found)
-        return found // self.numbers.item(SIZE)
+        found = 1 + serials_of(refs[slots], self.numbers.item(END)) % (len(self.there) - 1)
+        found[slots < 0] = 0
+        return found

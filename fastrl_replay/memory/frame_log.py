@@ -126,6 +126,9 @@ def serials_of(
     return following - (np.uint32(following & 0xFFFFFFFF) - refs).astype(np.int64)
 
 # %% ../../nbs/memory/frame_log.ipynb #66a53056
+_NO_ENDS = np.zeros(0, np.int64)  # of raw frames, where these are saved
+
+
 class Packed(NamedTuple):
     "A segment of packed frames"
 
@@ -391,7 +394,7 @@ class FrameLog:
         under_way: int,  # how many environments there are
         watch=lambda log: None,  # is called before room is made; it may raise
     ) -> np.ndarray:  # uint32 [rows, places]
-        "Return references to the frames of these rows, for one call, or for good after `settle`"
+        "Return references to the frames of these rows, for one call, or for good once they are settled"
         item, n, done, (near, each) = self.numbers.item, len(envs), 0, self._near
         if item(NEXT) != item(END) or n_envs > len(self._recent):
             self._begin(n_envs)
@@ -418,10 +421,6 @@ class FrameLog:
             number = item(ROOM) >> item(BITS)
             self.segments.enter(number, self.segments.new(number))
             self.numbers[ROOM] += 1 << item(BITS)
-
-    def settle(self):
-        "The frames that were kept count from now on"
-        self.numbers[END] = self.numbers[NEXT]
 
     def _begin(self, n_envs):
         "Forget what was kept and didn't settle; know all environments"
@@ -482,17 +481,15 @@ class FrameLog:
         # or a state would depend on how far the thread is
         if self.packer:
             self.packer.take(wait=True)
-        frames = []
-        ends = []
+        segments = []
         for number in range(first >> bits, -(-end >> bits)):
             segment = self.segments.find(number)
             if isinstance(segment, np.ndarray):
-                segment = Packed(segment[: end - (number << bits)], np.zeros(0, np.int64))
-            frames.append(torch.from_numpy(segment.bytes.reshape(-1).copy()))
-            ends.append(torch.from_numpy(segment.ends.copy()))
+                segment = Packed(segment[: end - (number << bits)].reshape(-1), _NO_ENDS)
+            segments.append({k: torch.from_numpy(a.copy()) for k, a in segment._asdict().items()})
         learned = self.segments.codec.dictionary if self.packer else b''
         learned = torch.from_numpy(np.frombuffer(learned, np.uint8).copy())
-        return dict(bits=bits, frames=frames, ends=ends, dictionary=learned)
+        return dict(bits=bits, segments=segments, dictionary=learned)
 
     def load_state_dict(
         self,
@@ -503,57 +500,51 @@ class FrameLog:
         largest = max(2**24 // self.size, 1).bit_length() - 1
         form = dict(
             bits=integer(0, largest),
-            frames=listed(array(np.uint8, None)),
-            ends=listed(array(np.int64, None)),
+            segments=listed(dict(bytes=array(np.uint8, None), ends=array(np.int64, None))),
             dictionary=array(np.uint8, None),
         )
         saved = checked(self.segments.who, form, state)
-        if len(saved['frames']) != len(saved['ends']):
-            self._refuse_saved('ends of frames', len(saved['ends']), len(saved['frames']))
         self.segments.set_bits(saved['bits'])
         per = 1 << saved['bits']
-        if any(map(len, saved['ends'])):
+        segments = [Packed(**s) for s in saved['segments']]
+        if any(len(s.ends) for s in segments):
             if not self.packer:
                 self._refuse_saved('packed frames')
             self.segments.codec.use(saved['dictionary'].tobytes())  # one for all
             self.segments.fix_dictionary()
-        for number, (part, ends) in enumerate(zip(saved['frames'], saved['ends'])):
-            first = number * per
-            if self.numbers[NEXT] != first:
-                self._refuse_saved('frames before', self.numbers.item(NEXT), first)
-            if len(ends):
-                packed = Packed(part, ends)
-                check(self._unpacked(packed, first))
-                self.segments.enter(number, self.segments.stored(number, packed))
-                self.numbers[NEXT] += per
+        for number, segment in enumerate(segments):
+            frames = self._frames_of(segment)
+            if len(frames) != per and (len(frames) > per or segment is not segments[-1]):
+                self._refuse_saved('frames of a segment', len(frames), per)
+            check(frames)
+            if len(segment.ends):
+                self.segments.enter(number, self.segments.stored(number, segment))
             else:
-                n = len(part) // self.size
-                if not 0 < n <= per or n * self.size != len(part):
-                    self._refuse_saved(f'frames after {first}', len(part))
-                frames = part.reshape(n, self.size)
-                check(frames)
                 self.segments.fill(number, frames)
-                self.numbers[NEXT] += n
             self.numbers[ROOM] += per
-        self.numbers[END] = self.numbers[NEXT]
+            self.numbers[[NEXT, END]] += len(frames)
         if self.packer:
             self.packer.begin()
 
     def _refuse_saved(self, what, *got):
         raise StateError(self.segments.who, f'a saved state with damaged frames: {what}', *got)
 
-    def _unpacked(self, packed, first):
-        "The frames of a segment that was saved, of which `first` is the first one"
+    def _frames_of(self, segment):
+        "The frames of a segment that was saved"
+        if not len(segment.ends):
+            if len(segment.bytes) % self.size:
+                self._refuse_saved('bytes of raw frames', len(segment.bytes))
+            return segment.bytes.reshape(-1, self.size)
         n = 1 << self.numbers.item(BITS)
-        if not packed.in_order(n):
-            self._refuse_saved(f'ends after {first}')
+        if not segment.in_order(n):
+            self._refuse_saved('ends of packed frames')
         frames = np.empty((n, self.size), np.uint8)
         for i in range(n):
-            a, b = packed.span(i)
+            a, b = segment.span(i)
             try:
-                frame = self.segments.codec.unpack(packed.bytes[a:b].tobytes(), self.size)
+                frame = self.segments.codec.unpack(segment.bytes[a:b].tobytes(), self.size)
             except Exception as e:  # whatever a codec says
-                self._refuse_saved(f'frame {first + i}', e)
+                self._refuse_saved('a packed frame', e)
             frames[i] = np.frombuffer(frame, np.uint8)
         return frames
 

@@ -12,19 +12,8 @@ import numpy as np
 from ..steps.errors import StaleKey, StateError
 from ..steps.files import open_plain, write_whole
 from .places import OF_STORE, STORE_END
-from .mapped import allocate, mapped, read_at_random, request_places
-from fastrl_replay.memory.frame_log import (
-    BITS,
-    END,
-    FIRST,
-    NEXT,
-    ROOM,
-    SIZE,
-    Packed,
-    Segments,
-    locate_raw,
-    serials_of,
-)
+from .mapped import allocate, mapped, read_at_random
+from .frame_log import BITS, END, FIRST, NEXT, ROOM, SIZE, Packed, Segments
 
 # %% ../../nbs/memory/frame_segments.ipynb #15968d0d
 MOST_LOGS = STORE_END - OF_STORE  # of a directory
@@ -267,24 +256,3 @@ class FileSegments(Segments):
         self._at_random = True
         for number, segment in [*self.known.items()]:
             self.enter(number, segment)
-
-    def request(
-        self,
-        refs: np.ndarray,  # of all rows
-        slots: np.ndarray,  # of the rows that are going to be read; -1: no row
-    ):
-        "Let the system read the pages of their frames, all at once"
-        serials = np.unique(serials_of(refs[slots[slots >= 0]], self.numbers.item(END)))
-        bits = self.numbers.item(BITS)
-        places = []
-        sizes = []
-        for serial in serials.tolist():
-            segment = self.find(serial >> bits)
-            if isinstance(segment, Packed):
-                a, b = segment.span(serial & ((1 << bits) - 1))
-                places.append(segment.bytes.ctypes.data + a)
-                sizes.append(b - a)
-        request_places(np.array([places], np.int64), np.array(sizes, np.int64))
-        raw = np.empty((len(slots), refs.shape[1]), np.int64)
-        locate_raw(self.numbers, self.table, refs, slots, raw)
-        request_places(raw, np.full(refs.shape[1], self.numbers.item(SIZE)))

@@ -18,6 +18,7 @@ from ..envs.nans import NaNSearch
 from ..steps.locks import renew_in_child
 from ..steps.machine import size_text
 from .places import COMMITTED, OF_STORE, RESERVED, runs
+from .mapped import request_places
 from .codecs import codec
 from fastrl_replay.memory.frame_log import (
     BITS,
@@ -230,9 +231,9 @@ class FrameRows(OpenStore):
         alive = []
         with self._lock:
             for log, a, b in self._of_logs():
-                if self._outgrows:
-                    log.segments.request(self._refs[:, a:b], slots)
                 alive.append(log.locate(self._refs[:, a:b], slots, addresses[:, a:b]))
+            if self._outgrows:
+                request_places(addresses, self._places[:, 1].copy())
             _gather_rows(
                 slots,
                 self._rest,

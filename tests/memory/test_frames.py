@@ -414,10 +414,9 @@ def test_a_frame_that_unpacks_to_another_size_is_refused(compress):
     for content in bytes(1), b'', bytes(257), bytes(2**26), bytes(256):
         one = pack(content)
         packed = torch.frombuffer(bytearray(one * n), dtype=torch.uint8)
-        ends = torch.arange(1, n + 1) * len(one)
-        damaged = dict(frames, ends=[ends if len(e) else e for e in frames['ends']])
-        each = zip(frames['frames'], frames['ends'])
-        damaged['frames'] = [packed if len(e) else f for f, e in each]
+        other = dict(bytes=packed, ends=torch.arange(1, n + 1) * len(one))
+        damaged = dict(frames)
+        damaged['segments'] = [other if len(x['ends']) else x for x in frames['segments']]
         bad = dict(state, store=dict(state['store'], frames=[damaged]))
         if len(content) == 256:
             line.load_state_dict(bad)  # frames of zeros
@@ -439,7 +438,7 @@ def test_damaged_frames_are_refused(what):
     if what == 'references':
         store['references'] += 400
     elif what == 'raw':
-        frames['frames'][0].numpy().view(np.float32)[:] = np.nan
+        frames['segments'][0]['bytes'].numpy().view(np.float32)[:] = np.nan
     else:
         store['rest'] = store['rest'][:-1]
     with pytest.raises(StateError):
