@@ -380,11 +380,6 @@ class FrameLog:
     def __len__(self):
         return self.frames - self.first
 
-    @property
-    def nbytes(self):
-        "Bytes reserved"
-        return self._recent.nbytes + self.segments.table.nbytes + self.segments.nbytes
-
     def keep(
         self,
         address: int,  # of the rows

@@ -24,7 +24,7 @@ _MOST_SEGMENTS = 2**24
 class FileSegments(Segments):
     "Segments that are files"
 
-    _at_random = False
+    at_random = False  # shall the system not read ahead?
     _seen = -1
 
     def __init__(
@@ -91,32 +91,26 @@ class FileSegments(Segments):
     def _mapped(self, number, kind):
         "A segment; None: there is no such file"
         path = self._path(number, kind)
+        item = self.numbers.item
+        front = 8 << item(BITS)
         try:
             with open_plain(path, None, self.who) as file:
                 size = os.fstat(file.fileno()).st_size
-            return self._raw(path, size) if kind == 'raw' else self._packed(path, size)
+            if kind == 'raw' and size == self.segment_bytes:
+                return mapped(path, (1 << item(BITS), item(SIZE)), np.uint8, self.place.writes)
+            if kind == 'raw' or size <= front:
+                raise self._damaged(path, f'{size:_} bytes')
+            both = mapped(path, size, np.uint8, False)
         except FileNotFoundError:
             return None
         except RuntimeError as e:
             if path.exists():
                 raise self._damaged(path, e) from None
             return None  # it went meanwhile
-
-    def _raw(self, path, size):
-        if size != self.segment_bytes:
-            raise self._damaged(path, f'{size:_} bytes', f'{self.segment_bytes:_} bytes')
-        shape = 1 << self.numbers.item(BITS), self.numbers.item(SIZE)
-        return mapped(path, shape, np.uint8, self.place.writes)
-
-    def _packed(self, path, size):
-        front = 8 << self.numbers.item(BITS)
-        if size <= front:
-            raise self._damaged(path, f'{size:_} bytes', f'more than {front:_} bytes')
         if not self.learned:
             self._read_dictionary()
-        both = mapped(path, size, np.uint8, False)
         packed = Packed(both[front:], both[:front].view(np.int64))
-        if not packed.in_order(len(packed.ends)):
+        if not packed.in_order(1 << item(BITS)):
             raise self._damaged(path, 'ends of frames that are not in order')
         return packed
 
@@ -160,10 +154,10 @@ class FileSegments(Segments):
             os.replace(self._path(old, 'raw'), path)
             return raw
         allocate(path, self.segment_bytes, self.who)
-        return self._raw(path, self.segment_bytes)
+        return self._mapped(number, 'raw')
 
     def enter(self, number, segment):
-        if self._at_random:
+        if self.at_random:
             read_at_random(segment.bytes if isinstance(segment, Packed) else segment)
         super().enter(number, segment)
 
@@ -184,9 +178,8 @@ class FileSegments(Segments):
             self._path(number, kind).unlink(missing_ok=True)
 
     def stored(self, number, packed):
-        path = self._path(number, 'packed')
-        write_whole(path, packed.ends, packed.bytes)
-        return self._packed(path, packed.nbytes)
+        write_whole(self._path(number, 'packed'), packed.ends, packed.bytes)
+        return self._mapped(number, 'packed')
 
     def _stand(self):
         "Frames up to the counter, from the first one that is needed on"
@@ -238,21 +231,12 @@ class FileSegments(Segments):
         found['raw'] -= found['packed']
         return found
 
-    def follow(self) -> bool:  # is there another segment?
+    def follow(self):
         "See what the process has done that writes"
         self._stand()
         seen = self._seen
         self._seen = self.numbers.item(END) >> self.numbers.item(BITS)
-        if seen == self._seen:
-            return False
-        if self.codec:  # what was packed meanwhile
+        if self.codec and seen != self._seen:  # what was packed meanwhile
             for number in [n for n, s in self.known.items() if isinstance(s, np.ndarray)]:
                 if not self._path(number, 'raw').exists():
                     self.forget(number)
-        return True
-
-    def read_at_random(self):
-        "Let the system not read ahead"
-        self._at_random = True
-        for number, segment in [*self.known.items()]:
-            self.enter(number, segment)

@@ -35,7 +35,7 @@ from .device_frames import DeviceSegments
 from .on_device import common_word, sent
 from .links import COUNTERS, INSERTED, Links, link_rows
 from .rows import DeviceStore, OpenStore, Store, check_saved_rows
-from ..steps.states import anything, array, checked, exactly, listed
+from ..steps.states import anything, array, checked, listed
 
 # %% ../../nbs/memory/frames.ipynb #ccc3c43a
 class Leaf(NamedTuple):
@@ -103,13 +103,12 @@ class FrameRows(OpenStore):
         dtype: np.dtype,  # of the rows
         n: int,  # slots
         place,  # where arrays lie
-        compress: str,  # the name of a codec, or None
         leaves: list,  # parts of rows that hold frames
         logs: list,  # a `FrameLog` for each of them
         numbers: np.ndarray,  # those of the logs
+        needs: int,  # bytes when it is full
     ):
         super().__init__(dtype, n, place)
-        self.compress = compress
         self._leaves = leaves
         self._logs = logs
         self._spans = spans_between(dtype.itemsize, leaves)
@@ -122,8 +121,10 @@ class FrameRows(OpenStore):
         self._every = -(-n // 256)  # rows, of which the lowest reference is known
         parts = -(-n // self._every)
         self._lowest = place.new('lowest', (parts, 2 * len(leaves)), np.int64, _NONE, by='part')
+        self._outgrows = place.outgrown(needs)
         for i, log in enumerate(logs):
             log.segments.lowest = self._lowest[:, 2 * i]
+            log.segments.at_random = self._outgrows
         self._numbers = numbers
         self._settled = np.zeros(len(leaves), np.int64)
         if len(leaves) <= MOST_LOGS:
@@ -139,16 +140,14 @@ class FrameRows(OpenStore):
             self._settled,
         )  # where kernels write
         self._rows_added = 0
-        # is main memory too small? How many frames there were when it was looked
-        self._outgrows = False
-        self._looked = 0
         self._lock = RLock()
         renew_in_child(self, '_lock')
 
     @property
     def nbytes(self):
         "Bytes reserved, here and on a device"
-        return sum(a.nbytes for a in (self._rest, self._refs, self._lowest, *self._logs))
+        frames = sum(log.segments.nbytes for log in self._logs)
+        return self._rest.nbytes + self._refs.nbytes + frames
 
     def add(self, line: Links, rows: np.ndarray) -> bool:
         "Take rows in, or do nothing: some can't be taken as they are"
@@ -178,8 +177,6 @@ class FrameRows(OpenStore):
         held = len(log.segments.known)
         if held < log.look_at:
             return
-        if not self._outgrows:
-            self._see_size()
         limit = self.place.limit()  # 0: the place says when it is full
         room = (limit - self.nbytes) // log.segments.segment_bytes if limit else 32
         if room < 1:
@@ -189,17 +186,9 @@ class FrameRows(OpenStore):
                 f'{size_text(self.nbytes)} for {self._rows_added:_} rows, '
                 f'{self._frames_a_row():.1f} frames a row',
                 f'at most {size_text(limit)}',
-                'a smaller max_sz' + ('' if self.compress else ', or compress='),
+                'a smaller max_sz, or compress=',
             )
         log.look_at = held + max(1, min(16, room // 2))  # looking takes a while
-
-    def _see_size(self):
-        "Will main memory hold it, together with everything else?"
-        self._looked = sum(map(len, self._logs))
-        self._outgrows = self.place.outgrown(self.nbytes)
-        # the rest is small, and always in use
-        for log in self._logs if self._outgrows else ():
-            log.segments.read_at_random()
 
     def put(self, slots, rows):
         "Rows go into slots"
@@ -266,7 +255,6 @@ class FrameRows(OpenStore):
                 bits = log.numbers.item(BITS)
                 serials[:, a:b] = found - (first >> bits << bits)
         return dict(
-            compress=self.compress,
             rest=torch.from_numpy(rest),
             frames=frames,
             references=torch.from_numpy(serials.astype(np.int32)),
@@ -278,7 +266,6 @@ class FrameRows(OpenStore):
             return super().load_state_dict(slots, state)
         n = len(slots)
         form = dict(
-            compress=exactly(self.compress),
             rest=array(np.uint8, n, self._rest_size),
             references=array(np.int32, n, len(self._places), low=0),
             frames=listed(anything, len(self._logs)),
@@ -326,39 +313,31 @@ class FrameRows(OpenStore):
         for log in self._logs:
             log.reopen()
             log.before = log.first
-        self._see_size()
 
     def follow(self):
         "See which frames have come and gone"
         with self._lock:
-            moved = [log.segments.follow() for log in self._logs]
-        if any(moved) and not self._outgrows and sum(map(len, self._logs)) > 1.25 * self._looked:
-            self._see_size()
+            for log in self._logs:
+                log.segments.follow()
 
     def close(self):
         with self._lock:
             for log in self._logs:
                 log.close()
 
-    @property
-    def columns(self) -> np.ndarray:  # structured, by slot
-        "The columns without frames, of all slots, as they are"
-        fields = [(n, *self.dtype.fields[n][:2]) for n in self.dtype.names]
-        found = [
-            (n, d, at - start + to)
-            for n, d, at in fields
-            for start, length, to in self._spans
-            if start <= at and at + d.itemsize <= start + length
-        ]
-        names, kinds, offsets = zip(*found)
-        kind = np.dtype(dict(names=names, formats=kinds, offsets=offsets, itemsize=self._rest_size))
-        return self._rest.reshape(-1).view(kind)
-
     def some_columns(self, slots, names):
+        "The columns without frames among these, of the rows in these slots"
         if self._outgrows:
             self.request(slots)
-        columns = self.columns
-        return {n: columns[n][slots] for n in names if n in columns.dtype.names}
+        found = {}
+        for name in set(names) & set(self.dtype.names):
+            kind, at = self.dtype.fields[name][:2]
+            for start, length, to in self._spans.tolist():
+                a = at - start + to
+                if start <= at and at + kind.itemsize <= start + length:
+                    column = self._rest[slots, a : a + kind.itemsize]
+                    found[name] = column.view(kind.base).reshape(len(slots), *kind.shape)
+        return found
 
 # %% ../../nbs/memory/frames.ipynb #1ce6b058
 @njit(nogil=True)
@@ -550,7 +529,8 @@ class Frames(Store):
         numbers = np.zeros((len(leaves), N_NUMBERS), np.int64)
         logs = [self._new_log(i, l, dtype, n, place, numbers[i]) for i, l in enumerate(leaves)]
         kind = FrameRows if place.device is None else DeviceFrames
-        return kind(dtype, n, place, self.compress, leaves, logs, numbers)
+        needs = self.needs(dtype, n)
+        return kind(dtype, n, place, leaves, logs, numbers, needs)
 
     def _leaves_of(self, dtype):
         leaves = frame_leaves(dtype, self.stack, self.parts, self.least)
