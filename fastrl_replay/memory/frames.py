@@ -327,8 +327,6 @@ class FrameRows(OpenStore):
 
     def some_columns(self, slots, names):
         "The columns without frames among these, of the rows in these slots"
-        if self._outgrows:
-            self.request(slots)
         found = {}
         for name in set(names) & set(self.dtype.names):
             kind, at = self.dtype.fields[name][:2]

@@ -53,9 +53,9 @@ class BatchPlan:
             dtype, **{n: d for n, d in _BATCH.items() if n not in dtype.names}
         )
         self.itemsize, self.plain = self.dtype.itemsize, plain_columns(self.dtype)
-        self.numbers = np.array(
-            [self.itemsize, self.dtype.fields['index'][1] // 8, self.dtype.fields['weight'][1] // 4]
-        )
+        # where they are in a row
+        self.index_at = self.dtype.fields['index'][1]
+        self.weight_at = self.dtype.fields['weight'][1]
 
     def steps(self, out, n):
         "Bytes as a batch"
@@ -216,12 +216,11 @@ class OpenStore:
         check_weights(keys, weights)
         out = self.empty(len(keys), plan.itemsize)
         self.gather(line.slots(keys), out)
-        _, index_at, weight_at = plan.numbers.tolist()
-        # rows are a multiple of 8 bytes
-        out.view(np.int64)[:, index_at] = keys
-        out.view(np.float32)[:, weight_at] = weights
+        batch = plan.steps(out, len(keys))
+        batch.rows['index'] = keys
+        batch.rows['weight'] = weights
         count_drawn(line.tables.numbers, keys)
-        return plan.steps(out, len(keys))
+        return batch
 
     def bytes_of(self, slots) -> np.ndarray:  # uint8 [slots, bytes]
         "The rows in these slots, in main memory"
@@ -299,22 +298,20 @@ def _gather_rows(mem, size, slots, out, present):
     dst = out.ctypes.data
     for i in range(len(slots)):
         touched |= mem[_u64(max(slots[_u64(i)], 0) * size)]
-    flat = out.reshape(out.size)
     for i in range(len(slots)):
         slot = slots[_u64(i)]
         if slot >= 0:
             memmove(dst, mem.ctypes.data + slot * size, size)
         else:
-            for b in range(size):
-                flat[_u64(i * out_size + b)] = 0
+            bytes_at(dst, size)[:] = 0
         if present >= 0:
-            flat[_u64(i * out_size + present)] = slot >= 0
+            bytes_at(dst, out_size)[present] = slot >= 0
         dst += out_size
     return touched  # or the compiler would leave the touching out
 
 # %% ../../nbs/memory/rows.ipynb #0363bac9
 # where its plan has the address of the rows: after what links read,
-# before the numbers of a `BatchPlan`
+# before bytes of a row of a batch, and where its key and weight are, in words
 _ROWS = 20
 
 
@@ -328,10 +325,10 @@ class ArrayRows(OpenStore):
         self._search = NaNSearch(dtype)
         self._mem = place.new('rows', (n, dtype.itemsize), np.uint8, by='slot')
         layout = RowLayout('Rows', dtype, strict=False)
+        batch = BatchPlan(dtype)
+        places = batch.itemsize, batch.index_at // 8, batch.weight_at // 4
         # for kernels
-        self._plan = np.array(
-            [*layout.at, *self._search.at, self._mem.ctypes.data, *BatchPlan(dtype).numbers]
-        )
+        self._plan = np.array([*layout.at, *self._search.at, self._mem.ctypes.data, *places])
         # for reading
         self._seen = self._mem
         self._draws = self._plan
@@ -362,8 +359,6 @@ class ArrayRows(OpenStore):
 
     def some_columns(self, slots, names):
         "These columns, as far as there are such, of the rows in these slots"
-        if self._outgrows:
-            self.request(slots)
         return {n: self.columns[n][slots] for n in names if n in self.dtype.names}
 
     def add(self, line: Links, rows: np.ndarray) -> bool:
@@ -403,8 +398,7 @@ class DeviceStore(OpenStore):
         "The rows with these keys as a batch; counted as drawn"
         check_weights(keys, weights)
         out = self.empty(len(keys), plan.itemsize)
-        _, index_at, weight_at = plan.numbers.tolist()
-        more = {8 * index_at: keys, 4 * weight_at: np.asarray(weights, np.float32)}
+        more = {plan.index_at: keys, plan.weight_at: np.asarray(weights, np.float32)}
         with self.place.in_order(out):
             self.assemble(line.slots(keys), out, more)
         count_drawn(line.tables.numbers, keys)
