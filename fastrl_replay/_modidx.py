@@ -2055,8 +2055,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                              'fastrl_replay/memory/frame_log.py'),
                                                 'fastrl_replay.memory.frame_log.FrameLog.locate': ( 'memory/frame_log.html#framelog.locate',
                                                                                                     'fastrl_replay/memory/frame_log.py'),
-                                                'fastrl_replay.memory.frame_log.FrameLog.reopen': ( 'memory/frame_log.html#framelog.reopen',
-                                                                                                    'fastrl_replay/memory/frame_log.py'),
                                                 'fastrl_replay.memory.frame_log.FrameLog.state_dict': ( 'memory/frame_log.html#framelog.state_dict',
                                                                                                         'fastrl_replay/memory/frame_log.py'),
                                                 'fastrl_replay.memory.frame_log.Packed': ( 'memory/frame_log.html#packed',

@@ -278,7 +278,6 @@ class Packer:
         self.segments = segments
         size = segments.numbers.item(SIZE)
         self._learn_from = min(segments.codec.learns, learn_from, _SAMPLES // size + 1)
-        self._told = False
         self.begin()
 
     def begin(self):
@@ -287,8 +286,7 @@ class Packer:
         self._worker = None
         self._jobs = deque()
         self._asked = 0
-        # what the thread does to learn; None: it hasn't been asked
-        self._learning = _NOTHING if self.segments.learned else None
+        self._learning = None  # what the thread does to learn; None: it hasn't been asked
 
     def _do(self, f, *args):
         "Let the thread call a function"
@@ -312,6 +310,8 @@ class Packer:
         item = self.segments.numbers.item
         known = self.segments.known
         first = item(FIRST)
+        if self.segments.learned and self._learning is None:
+            self._learning = _NOTHING
         if self._learning is None:
             full = range(first, item(END) >> item(BITS))
             samples = [known[n] for n in full if n in known]
@@ -336,8 +336,7 @@ class Packer:
             error = job.exception()
             if error is None:
                 self.segments.replace(number, job.result())
-            elif not self._told:
-                self._told = True
+            else:
                 warnings.warn(f'Frames could not be packed, and stay as they are: {error!r}')
             self._jobs.popleft()  # now that it is in its place: an interrupt would lose it
 
@@ -389,7 +388,7 @@ class FrameLog:
         under_way: int,  # how many environments there are
         watch=lambda log: None,  # is called before room is made; it may raise
     ) -> np.ndarray:  # uint32 [rows, places]
-        "Return references to the frames of these rows, for one call, or for good once they are settled"
+        "Return references to the frames of these rows, for one call, or for good once they settle"
         item, n, done, (near, each) = self.numbers.item, len(envs), 0, self._near
         if item(NEXT) != item(END) or n_envs > len(self._recent):
             self._begin(n_envs)
@@ -455,12 +454,6 @@ class FrameLog:
         addresses[packed] = frames.ctypes.data + which * self.size
         return frames
 
-    def reopen(self):
-        "Go on where the files end"
-        self.segments.reopen()
-        if self.packer:
-            self.packer.begin()
-
     def close(self):
         "Nothing more will be kept"
         if self.packer:
@@ -513,13 +506,12 @@ class FrameLog:
                 self._refuse_saved('frames of a segment', len(frames), per)
             check(frames)
             if len(segment.ends):
-                self.segments.enter(number, self.segments.stored(number, segment))
+                own = Packed(segment.bytes.copy(), segment.ends.copy())
+                self.segments.enter(number, self.segments.stored(number, own))
             else:
                 self.segments.fill(number, frames)
             self.numbers[ROOM] += per
             self.numbers[[NEXT, END]] += len(frames)
-        if self.packer:
-            self.packer.begin()
 
     def _refuse_saved(self, what, *got):
         raise StateError(self.segments.who, f'a saved state with damaged frames: {what}', *got)

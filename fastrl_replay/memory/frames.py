@@ -311,7 +311,7 @@ class FrameRows(OpenStore):
         end, oldest = self.place.span(self.n)
         self._rows_added = end - oldest
         for log in self._logs:
-            log.reopen()
+            log.segments.reopen()
             log.before = log.first
 
     def follow(self):

@@ -80,7 +80,7 @@ STORES = {}  # each class of stores by its name, by which a memory on disk is op
 
 # %% ../../nbs/memory/rows.ipynb #8b2fcf9b
 class Store:
-    "The settings of a store: how rows become bytes, and where these lie; `open` makes what holds rows"
+    "Settings: how rows become bytes, and where these lie; `open` makes what holds rows"
 
     folder = None  # the directory of its arrays; None: in none
     mode = 'a'
