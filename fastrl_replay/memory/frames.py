@@ -537,21 +537,13 @@ class Frames(Store):
             for n, d, _ in parts_of(dtype)
             if n.split('.')[0] == 'state'
         )
-        if not leaves:
-            raise BlockError(
-                'Frames',
-                'observations without frames',
-                shapes,
-                f'an observation of at least {self.least} bytes a frame',
-                'Rows(), or the names of columns',
-            )
-        if all(l.stack != self.stack > 1 for l in leaves):
+        if all(l.stack != self.stack for l in leaves):
             raise BlockError(
                 'Frames',
                 f'stack={self.stack}',
                 shapes,
-                f'an observation whose first axis is {self.stack} long',
-                'stack=1 for whole observations, or gymnasium.wrappers.FrameStackObservation',
+                f'frames of at least {self.least} bytes, {self.stack} along the first axis',
+                'stack=1 for whole observations, gymnasium.wrappers.FrameStackObservation, or Rows()',
             )
         if self.folder is not None and len(leaves) > MOST_LOGS:
             raise ArgumentError(

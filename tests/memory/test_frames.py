@@ -342,7 +342,9 @@ def test_settings_that_do_not_fit_the_rows_are_named(monkeypatch):
     row = Steps(
         np.zeros(1, step_dtype(spaces.Box(0, 255, (84, 84, 4), np.uint8), spaces.Discrete(2)))
     )
-    with pytest.raises(BlockError, match='stack=4; .*expected an observation whose first axis is'):
+    with pytest.raises(
+        BlockError, match='stack=4; .*expected frames of at least 64 bytes, 4 along'
+    ):
         Timeline(10, Frames(4)).add(row)
     for wrong in 'state.vew', 5, ('state', 'state'), []:
         with pytest.raises(ArgumentError, match='Frames: columns'):
