@@ -24,7 +24,7 @@ _MOST_SEGMENTS = 2**24
 class FileSegments(Segments):
     "Segments that are files"
 
-    at_random = False  # shall the system not read ahead?
+    at_random = False  # is the system told not to read ahead?
     _seen = -1
 
     def __init__(
