@@ -15,9 +15,8 @@ from ..steps.errors import ArgumentError, choice
 class Codec:
     "Packs frames, each by itself"
 
-    # learns: from how many frames; 0: nothing
     name = None
-    learns = 0
+    learns = 0  # from how many frames; 0: nothing
     dictionary = b''  # what was learned
 
     def __init__(self):
@@ -31,24 +30,27 @@ class Codec:
                 remedy="pip install 'fastrl_replay[compress]'",
             ) from None
 
-    def pack_one(self, frame) -> bytes:
+    def use(self, dictionary: bytes):
+        "Pack and unpack by what was learned before"
+        self.dictionary = dictionary
+
+    def learn(self, frames):
+        "Prepare for frames like these: a list of arrays of them"
+
+    def pack_each(self, frames) -> list:
         raise NotImplementedError
 
     def unpack(self, packed, size: int) -> bytes:
         raise NotImplementedError
-
-    def learn(self, frames):
-        "Prepare for frames like these: a list of arrays of them"
 
     def pack(
         self,
         frames: np.ndarray,  # bytes, a row for each frame
     ) -> tuple:  # packed bytes, and where each frame ends in them
         "Frames one after the other"
-        parts = [self.pack_one(memoryview(f)) for f in frames]
-        return np.frombuffer(b''.join(parts), np.uint8), np.cumsum(
-            [len(p) for p in parts], dtype=np.int64
-        )
+        parts = self.pack_each([memoryview(f) for f in frames])
+        ends = np.cumsum([len(p) for p in parts], dtype=np.int64)
+        return np.frombuffer(b''.join(parts), np.uint8), ends
 
 
 class Lz4(Codec):
@@ -57,11 +59,14 @@ class Lz4(Codec):
     name = 'lz4'
     package = 'lz4.block'
 
-    def pack_one(self, frame):
-        return self._package.compress(frame, store_size=False)
+    def pack_each(self, frames):
+        return [self._package.compress(f, store_size=False) for f in frames]
 
     def unpack(self, packed, size):
-        return self._package.decompress(packed, uncompressed_size=size)
+        frame = self._package.decompress(packed, uncompressed_size=size)
+        if len(frame) != size:
+            raise ValueError('a frame of another size')
+        return frame
 
 # %% ../../nbs/memory/codecs.ipynb #7664d45a
 class Zstd(Codec):
@@ -71,12 +76,11 @@ class Zstd(Codec):
     package = 'zstandard'
     learns = 1000
 
-    def __init__(self, dictionary: bytes = b''):  # as it was learned before
+    def __init__(self):
         super().__init__()
-        self._of_thread = threading.local()
-        self._use(dictionary)
+        self.use(b'')
 
-    def _use(self, dictionary):
+    def use(self, dictionary):
         self.dictionary = dictionary
         self._of_thread = threading.local()
 
@@ -87,7 +91,7 @@ class Zstd(Codec):
             trained = self._package.train_dictionary(16384, samples, level=3)
         except self._package.ZstdError:
             return
-        self._use(trained.as_bytes())
+        self.use(trained.as_bytes())
 
     def _tools(self):
         "The packer and the unpacker of this thread"
@@ -103,18 +107,9 @@ class Zstd(Codec):
             )
         return mine.tools
 
-    def pack_one(self, frame):
-        return self._tools()[0].compress(frame)
-
-    def pack(self, frames):
+    def pack_each(self, frames):
         "All in one call, which needs the interpreter once and not for each"
-        parts = [
-            p.tobytes()
-            for p in self._tools()[0].multi_compress_to_buffer([memoryview(f) for f in frames])
-        ]
-        return np.frombuffer(b''.join(parts), np.uint8), np.cumsum(
-            [len(p) for p in parts], dtype=np.int64
-        )
+        return [p.tobytes() for p in self._tools()[0].multi_compress_to_buffer(frames)]
 
     def unpack(self, packed, size):
         if self._package.frame_content_size(packed) != size:

@@ -27,7 +27,6 @@ from ..envs.episodes import BlockGate, RowLayout, refuse_nan, standing_dtype
 from ..envs.numbering import Environments
 from ..steps.machine import size_text
 from .places import AGES, REWINDS, SHOWN, in_parts
-from .frames import suggested
 from fastrl_replay.memory.links import (
     AGE_MAX,
     AGE_SUM,
@@ -306,17 +305,13 @@ class Timeline:
                 size_text(needs),
                 'a smaller max_sz, or a path on another disk',
             )
-        other = suggested(dtype, place.device) if type(self.store) is Rows else None
-        remedy = f'max_sz={max(int(0.8 * there * self.max_sz / needs), 1):_}, or smaller rows'
-        if other:
-            first = f'store={other!r}, which needs {size_text(other.needs(dtype, self.max_sz))}'
-            remedy = f'{first}; or {remedy}'
+        fits = max(int(0.8 * there * self.max_sz / needs), 1)
         return NoRoom(
             self.who,
             f'no memory for max_sz={what}',
             f'{place.device or "a machine"} with {found}',
             size_text(needs),
-            remedy,
+            f'max_sz={fits:_}, smaller rows, or store=Frames(…) for images',
         )
 
     def add(

@@ -22,7 +22,7 @@ from fastrl_replay.steps.errors import (
     number,
 )
 from ..memory.links import BACK, INSERTED, OLDEST, SLOTS
-from ..memory.rows import Rows, Store
+from ..memory.rows import ArrayRows, Store
 from ..memory.draws import random_bits, random_seed
 from ..memory.samplers import Sampler, Uniform
 from ..stages.nstep import NStep
@@ -384,9 +384,7 @@ class Hindsight(Transitions):
             self._went_back = went_back
             # do batches lie on a device?
             self._there = not isinstance(store.empty(0, 8), np.ndarray)
-            self._lies = (
-                _as_bytes(store.columns) if type(store) is Rows and not self._there else None
-            )
+            self._lies = _as_bytes(store.columns) if type(store) is ArrayRows else None
         if self._followed != line.inserted:
             self._followed = follow_links(line.tables.numbers, self._followed, self._table)
 

@@ -61,7 +61,7 @@ def test_large_blocks_and_frames_that_never_repeat(store, monkeypatch):
 )
 @pytest.mark.parametrize('at', range(4))
 def test_a_copy_that_fails_leaves_a_whole_memory(make, at, monkeypatch):
-    "The block was added or it was not; if so, the next call sends what is still to be sent"
+    "The block was added or it was not; only rows that it was going to overwrite may be gone"
     rows = stream(*SPACES['stack'], bytes(range(90)), 1, False)
     line = Timeline(30, make())
     line.add(Steps(rows[:40]))
@@ -80,7 +80,8 @@ def test_a_copy_that_fails_leaves_a_whole_memory(make, at, monkeypatch):
         pass
     monkeypatch.undo()
     assert line.inserted in (40, 60)
-    equal(line[:], Steps(rows[line.inserted - 30 : line.inserted]))
+    assert len(line) >= 10
+    equal(line[:], Steps(rows[line.oldest : line.inserted]))
     line.add(Steps(rows[line.inserted : 60]))
     line.add(Steps(rows[60:70]))
     equal(line[:], Steps(rows[40:70]))
@@ -92,7 +93,7 @@ def test_a_device_that_is_full_is_told(monkeypatch):
     with pytest.raises(
         NoRoom,
         match=r'Timeline: no memory for max_sz=1_000_000 rows of 128 bytes; got cpu with 1.0 MiB; '
-        r'expected 122 MiB. Remedy: max_sz=6_553, or smaller rows',
+        r'expected 122 MiB. Remedy: max_sz=6_553, smaller rows, or store=Frames',
     ):
         Timeline(1_000_000, Rows(device='cpu')).add(row)
     line = Timeline(5000, Rows(device='cpu'))
@@ -129,11 +130,6 @@ def test_devices_are_checked_at_once(make):
 def test_frames_on_a_device_are_not_packed():
     with pytest.raises(ArgumentError, match="compress and device; got 'lz4', 'cpu'"):
         Frames(4, 'lz4', device='cpu')
-    line = Timeline(9, Small(3, device='cpu'))
-    saved = Timeline(9, Small(3, 'lz4'))
-    saved.add(Steps(stream(*SPACES['stack'], bytes(range(20)), 1, False)))
-    with pytest.raises(StateError):
-        line.load_state_dict(saved.state_dict())
 
 
 def test_a_saved_memory_is_loaded_where_its_device_has_room(monkeypatch):

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from hypothesis import given, strategies as st
 
 from fastrl_replay.all import *
-from fastrl_replay.memory.rows import Store
+from fastrl_replay.memory.rows import OpenStore, Store
 from fastrl_replay.replay.replay import Replay
 from fastrl_replay.replay.views import Transitions, View
 from fastrl_replay.steps.row_dtypes import extend_dtype
@@ -59,18 +59,16 @@ sizes = st.lists(st.integers(0, 20), max_size=8)
 # ---- stores ----
 
 
-class Turned(Store):
+class TurnedRows(OpenStore):
     "Rows with their bytes turned round; it only asks its place for an array"
 
-    def __init__(self, path=None, *, mode='a', spare=0):
-        self.lies(path, mode=mode, spare=spare)
+    def __init__(self, dtype, n, place):
+        super().__init__(dtype, n, place)
+        self.mem = place.new('turned', (n, dtype.itemsize), np.uint8, by='slot')
 
     @property
     def nbytes(self):
         return self.mem.nbytes
-
-    def reserve(self, place):
-        self.mem = place.new('turned', (self.max_sz, self.dtype.itemsize), np.uint8, by='slot')
 
     def put(self, slots, rows):
         raw = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1)
@@ -83,6 +81,14 @@ class Turned(Store):
         out[:, : self.dtype.itemsize] = np.where(there[:, None], turned, 0)
         if present >= 0:
             out[:, present] = there
+
+
+class Turned(Store):
+    def __init__(self, path=None, *, mode='a', spare=0):
+        self.lies(path, mode=mode, spare=spare)
+
+    def open(self, dtype, n, place):
+        return TurnedRows(dtype, n, place)
 
 
 @pytest.mark.parametrize('make', [Turned, lambda: Rows(device='cpu')], ids=['own', 'device'])
@@ -169,7 +175,7 @@ def test_stores_and_samplers_are_templates():
     assert len(sampler) == 0
 
 
-class Picky(Turned):
+class PickyRows(TurnedRows):
     "It accepts no negative rewards, and fails while it writes a reward of 3"
 
     def refuse(self, rows):
@@ -178,9 +184,14 @@ class Picky(Turned):
 
     def put(self, slots, rows):
         super().put(slots[:1], rows[:1])
-        if self.max_sz and (rows['reward'] == 3).any():
+        if (rows['reward'] == 3).any():
             raise OSError('the disk is full')
         super().put(slots, rows)
+
+
+class Picky(Turned):
+    def open(self, dtype, n, place):
+        return PickyRows(dtype, n, place)
 
 
 @pytest.mark.parametrize('on_disk', [False, True])
