@@ -379,73 +379,6 @@ class ArrayRows(OpenStore):
             line.slots(keys)
         return plan.steps(out, n)
 
-# %% ../../nbs/memory/rows.ipynb #0ac8e359
-@njit(nogil=True)
-def _add_rows(numbers, plan, env_id):
-    "Take a block in, or nothing of it; the place's counters say first what will be written"
-    size = plan[SIZE]
-    n = len(env_id)
-    max_sz = numbers[SLOTS]
-    inserted = numbers[INSERTED]
-    address = env_id.ctypes.data - plan[ENV]
-    if n > 1 and env_id.strides[0] != size:
-        return False  # not contiguous
-    if not acceptable(numbers, plan, address, n):
-        return False
-    stay = min(n, max_sz)  # of a block that is larger than the memory, the last rows
-    slot = (inserted + n - stay) % max_sz
-    first = min(stay, max_sz - slot)
-    src = address + (n - stay) * size
-    counters = longs_at(numbers[COUNTERS], 2)
-    counters[RESERVED] = max(counters[RESERVED], counters[COMMITTED] + n)
-    memmove(plan[_ROWS] + slot * size, src, first * size)
-    memmove(plan[_ROWS], src + first * size, (stay - first) * size)
-    link_rows(numbers, plan, address, n)
-    return True
-
-# %% ../../nbs/memory/rows.ipynb #c194fdc3
-@njit(nogil=True)
-def _draw_rows(numbers, plan, keys, weights, out):
-    "Copy rows by key into a batch; 0, and nothing is done: one of these keys is not valid"
-    size = plan[SIZE]
-    max_sz = numbers[SLOTS]
-    oldest = numbers[OLDEST]
-    inserted = numbers[INSERTED]
-    n = len(keys)
-    low = inserted
-    high = oldest
-    for i in range(n):
-        low = min(low, keys[_u64(i)])
-        high = max(high, keys[_u64(i)])
-    if low < oldest or high >= inserted:
-        return 0
-    source, out_size, index_at, weight_at = plan[_ROWS:]
-    mem = bytes_at(source, max_sz * size)
-    # key + offset is the slot, or max_sz more
-    offset = oldest % max_sz - oldest
-    touched = _u8(0)
-    for i in range(n):
-        slot = keys[_u64(i)] + offset
-        if slot >= max_sz:
-            slot -= max_sz
-        touched |= mem[_u64(slot * size)]
-    dst = out.ctypes.data
-    index = longs_at(dst, len(out) >> 3)
-    weight = floats_at(dst, len(out) >> 2)
-    for i in range(n):
-        key = keys[_u64(i)]
-        slot = key + offset
-        if slot >= max_sz:
-            slot -= max_sz
-        memmove(dst, source + slot * size, size)
-        index[_u64(index_at)], weight[_u64(weight_at)] = key, weights[_u64(i)]
-        dst = dst + out_size
-        index_at = index_at + (out_size >> 3)
-        weight_at = weight_at + (out_size >> 2)
-    count_drawn(numbers, keys)
-    # true either way, but now the compiler can't leave the touching out
-    return 1 if touched < 255 else 2
-
 # %% ../../nbs/memory/rows.ipynb #5f1c9a01
 class DeviceStore(OpenStore):
     "The base of stores whose rows are put together on a device, by `assemble`"
@@ -524,3 +457,70 @@ class Rows(Store):
 
     def __repr__(self):
         return f'Rows({", ".join(self._place_text()).removeprefix("path=")})'
+
+# %% ../../nbs/memory/rows.ipynb #0ac8e359
+@njit(nogil=True)
+def _add_rows(numbers, plan, env_id):
+    "Take a block in, or nothing of it; the place's counters say first what will be written"
+    size = plan[SIZE]
+    n = len(env_id)
+    max_sz = numbers[SLOTS]
+    inserted = numbers[INSERTED]
+    address = env_id.ctypes.data - plan[ENV]
+    if n > 1 and env_id.strides[0] != size:
+        return False  # not contiguous
+    if not acceptable(numbers, plan, address, n):
+        return False
+    stay = min(n, max_sz)  # of a block that is larger than the memory, the last rows
+    slot = (inserted + n - stay) % max_sz
+    first = min(stay, max_sz - slot)
+    src = address + (n - stay) * size
+    counters = longs_at(numbers[COUNTERS], 2)
+    counters[RESERVED] = max(counters[RESERVED], counters[COMMITTED] + n)
+    memmove(plan[_ROWS] + slot * size, src, first * size)
+    memmove(plan[_ROWS], src + first * size, (stay - first) * size)
+    link_rows(numbers, plan, address, n)
+    return True
+
+# %% ../../nbs/memory/rows.ipynb #c194fdc3
+@njit(nogil=True)
+def _draw_rows(numbers, plan, keys, weights, out):
+    "Copy rows by key into a batch; 0, and nothing is done: one of these keys is not valid"
+    size = plan[SIZE]
+    max_sz = numbers[SLOTS]
+    oldest = numbers[OLDEST]
+    inserted = numbers[INSERTED]
+    n = len(keys)
+    low = inserted
+    high = oldest
+    for i in range(n):
+        low = min(low, keys[_u64(i)])
+        high = max(high, keys[_u64(i)])
+    if low < oldest or high >= inserted:
+        return 0
+    source, out_size, index_at, weight_at = plan[_ROWS:]
+    mem = bytes_at(source, max_sz * size)
+    # key + offset is the slot, or max_sz more
+    offset = oldest % max_sz - oldest
+    touched = _u8(0)
+    for i in range(n):
+        slot = keys[_u64(i)] + offset
+        if slot >= max_sz:
+            slot -= max_sz
+        touched |= mem[_u64(slot * size)]
+    dst = out.ctypes.data
+    index = longs_at(dst, len(out) >> 3)
+    weight = floats_at(dst, len(out) >> 2)
+    for i in range(n):
+        key = keys[_u64(i)]
+        slot = key + offset
+        if slot >= max_sz:
+            slot -= max_sz
+        memmove(dst, source + slot * size, size)
+        index[_u64(index_at)], weight[_u64(weight_at)] = key, weights[_u64(i)]
+        dst = dst + out_size
+        index_at = index_at + (out_size >> 3)
+        weight_at = weight_at + (out_size >> 2)
+    count_drawn(numbers, keys)
+    # true either way, but now the compiler can't leave the touching out
+    return 1 if touched < 255 else 2
