@@ -2,7 +2,7 @@
 
 import io, json, multiprocessing, os, re, shutil, signal, subprocess, sys, time
 
-import numpy as np, pytest
+import numpy as np, pytest, torch
 
 from fastrl_replay import cli
 from fastrl_replay.app import commands
@@ -68,9 +68,11 @@ def everything(out):
         for m in stage['own'], stage['own'].get('memory', {}):
             if 'rows' in m and m.get('dtype'):
                 m['rows'] = Steps(m['rows'].numpy().reshape(-1).view(spec_dtype(m['dtype'])))
-        if stage['stage'] == 'NStep' and stage['own']['dtype']:  # in any order of environments
-            rows = stage['own']['rows'].rows
-            stage['own']['rows'] = Steps(rows[np.lexsort((rows['step_n'], rows['env_id']))])
+        held = stage['own'].get('held', {})
+        if held.get('dtype'):  # rows that wait, in any order of environments
+            there = torch.arange(held['rows'].shape[1]) < held['counts'][:, None]
+            rows = held['rows'][there].numpy().reshape(-1).view(spec_dtype(held['dtype']))
+            stage['own']['held'] = Steps(rows[np.lexsort((rows['step_n'], rows['env_id']))])
         stage = stage['above']
     return top
 
