@@ -200,6 +200,7 @@ def test_notebook_executes(forks, nb):
         pytest.fail(wrong, pytrace=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('code, said', [('1/0', 'ZeroDivision'), ('while True: pass', 'Timeout')])
 def test_a_notebook_that_fails_is_reported(forks, tmp_path, code, said):
     path = tmp_path / 'wrong.ipynb'

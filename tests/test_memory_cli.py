@@ -118,6 +118,7 @@ def same_on_disk(a, b, ma, mb):
     return no_clock(read_metrics(a)) == no_clock(read_metrics(b))
 
 
+@pytest.mark.slow
 def test_a_run_on_disk_is_the_run_in_main_memory(tmp_path):
     "To the last digit"
     for d, more in ('ram', {}), ('disk', dict(memory_path=str(tmp_path / 'm'))):
@@ -170,6 +171,7 @@ class Stops:
         self.run.stop = True
 
 
+@pytest.mark.slow
 def test_too_few_spare_rows_are_told_and_it_goes_on(tmp_path):
     "Rows overwritten since the checkpoint: how many, and what helps; by default none is missing"
     for spare in 10, 0:

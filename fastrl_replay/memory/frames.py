@@ -543,7 +543,7 @@ class Frames(Store):
                 f'stack={self.stack}',
                 shapes,
                 f'frames of at least {self.least} bytes, {self.stack} along the first axis',
-                'stack=1 for whole observations, gymnasium.wrappers.FrameStackObservation, or Rows()',
+                'stack=1 for whole observations, gym.wrappers.FrameStackObservation, or Rows()',
             )
         if self.folder is not None and len(leaves) > MOST_LOGS:
             raise ArgumentError(

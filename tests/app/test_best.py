@@ -42,6 +42,7 @@ def test_best_is_the_first_of_the_largest_and_loads_as_plain_tensors(often):
     assert all(isinstance(x, torch.Tensor) for x in best['model'].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('nth,after', [(1, False), (2, True)])
 def test_a_run_killed_at_its_best_model_ends_with_the_same_one(
     nth, after, often, tmp_path, monkeypatch

@@ -13,6 +13,7 @@ SMALL = [*SET, 'eval_every=200', 'max_sz=1000']
 NETS = dict(r2d2=['network=8', 'length=10', 'burn_in=2', 'overlap=5'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'name,env',
     [

@@ -173,6 +173,7 @@ def test_settings_that_cant_be_built(name, changes, said):
     assert said in message and '\n' not in message, message
 
 
+@pytest.mark.slow
 def test_each_builder_uses_the_store():
     "All recipes, whatever they learn with"
     for name, r in recipes().items():

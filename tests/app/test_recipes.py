@@ -296,6 +296,7 @@ def test_help(args, capsys):
     assert e.value.code == 0 and said.startswith('usage: fastrl-replay') and len(said) > 200
 
 
+@pytest.mark.slow
 def test_directories_of_runs(tmp_path, monkeypatch, capsys):
     "A new one for each run, with the name of an environment that was changed; or --out, once"
     monkeypatch.chdir(tmp_path)
@@ -621,6 +622,7 @@ def test_what_a_brought_learner_refuses(brought):
 # ---- how many steps, how many updates ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'changes,steps,updates',
     [
@@ -1117,6 +1119,7 @@ def test_learners_of_continuous_actions_leave_rows_on_disk_and_learn_from_them(t
     assert np.array_equal(run.agent.memory.memory[:].rows, open_memory(rows)[:].rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['cartpole-offline', 'cartpole-per'])
 def test_an_offline_run_that_is_stopped_goes_on_without_its_data(recordings, tmp_path, name):
     "The rows are in its checkpoint, and it ends as one that was left alone"

@@ -109,6 +109,7 @@ def hangups():
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name,status', [('SIGINT', 130), ('SIGTERM', 143), ('SIGHUP', 129)])
 def test_signals_save_and_say_which_it_was(name, status, whole, hangups, tmp_path, monkeypatch):
     "The status is 128 + the signal's number; a closing terminal's second SIGHUP does no harm"

@@ -515,6 +515,7 @@ def nested(levels):
     return x
 
 
+@pytest.mark.slow
 def test_lists_that_contain_each_other_are_refused(copy, capsys, tmp_path):
     "As a whole checkpoint, as a part of one, and where a chain is loaded"
     circle = []

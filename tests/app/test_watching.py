@@ -184,6 +184,7 @@ DAMAGED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['config.json', 'metrics.jsonl', 'summary.json', 'memory.json'])
 @pytest.mark.parametrize('text', DAMAGED)
 def test_files_that_are_half_written_or_damaged_stop_no_page(name, text, copied):

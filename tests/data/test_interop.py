@@ -133,6 +133,7 @@ SOURCES = dict(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', SOURCES)
 def test_nodes_and_loaders_are_sources_that_save_themselves(kind):
     def n_step():

@@ -139,6 +139,7 @@ def test_replays(kind, break_off):
     assert (replay.memory[:].rows == rows[-5000:]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', REPLAYS)
 @pytest.mark.parametrize('break_off', [0.0, 0.3])
 def test_a_replay_that_is_saved_now_and_then_holds_what_another_holds(kind, break_off):

@@ -697,6 +697,7 @@ class Aim(gym.Env):
         return self.goal, -float(abs(action - self.goal)[0]), True, False, {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', KINDS)
 def test_actor_critics_learn(kind):
     "Random actions are off by more than 1"

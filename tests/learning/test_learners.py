@@ -1062,6 +1062,7 @@ class Recall(gym.Env):
         return np.float32([1, 0]), reward, self.t == 2, False, {}
 
 
+@pytest.mark.slow
 def test_r2d2_learns_to_remember():
     torch.manual_seed(0)
     net = RecurrentNet(Recall.observation_space, Recall.action_space, 8)
@@ -1071,6 +1072,7 @@ def test_r2d2_learns_to_remember():
     assert evaluate(EpsGreedy(net, 0.0), Recall, 50, 1).mean() == 1
 
 
+@pytest.mark.slow
 def test_a_table_learns():
     "The shortest way along the cliff"
     table = QTable(Discrete(48), Discrete(4))

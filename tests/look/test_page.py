@@ -103,6 +103,7 @@ def test_the_command_writes_the_page_of_a_memory_on_disk(tmp_path, capsys):
     assert main(['memory', str(tmp_path / 'm'), '--html', str(tmp_path / 'none' / 'm.html')]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['proportional', 'sequences', 'device'])
 def test_the_figure_has_the_charts_of_the_sample(kind):
     m = memory(kind)

@@ -580,6 +580,7 @@ def start(tmp_path, **kw):
     return p, pids
 
 
+@pytest.mark.slow
 @in_proc
 def test_ctrl_c(tmp_path):
     """SIGINT for the whole group, as a terminal sends it, gives one KeyboardInterrupt.
@@ -594,6 +595,7 @@ def test_ctrl_c(tmp_path):
     assert gone(pids)
 
 
+@pytest.mark.slow
 @in_proc
 @pytest.mark.parametrize('sleep', HANGS)
 def test_workers_do_not_outlive_their_process(tmp_path, sleep):

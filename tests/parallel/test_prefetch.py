@@ -360,6 +360,7 @@ for i, batch in enumerate(PrioritizedReplay(forever(), bs=1, max_sz=9, seed=0).p
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it():
     p = subprocess.Popen(
         [sys.executable, '-c', SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

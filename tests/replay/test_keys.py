@@ -337,6 +337,7 @@ def go_back(path, state):
     other.close()
 
 
+@pytest.mark.slow
 def test_a_directory_that_was_closed_and_rewound_elsewhere(tmp_path):
     "The keys go on if nobody went back in the meantime, else they begin in a new generation"
     path = tmp_path / 'm'
