@@ -3929,6 +3929,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'fastrl_replay/replay/replay.py'),
                                              'fastrl_replay.replay.replay.Replay._go_back': ( 'replay/replay.html#replay._go_back',
                                                                                               'fastrl_replay/replay/replay.py'),
+                                             'fastrl_replay.replay.replay.Replay._holds': ( 'replay/replay.html#replay._holds',
+                                                                                            'fastrl_replay/replay/replay.py'),
                                              'fastrl_replay.replay.replay.Replay._in_worker': ( 'replay/replay.html#replay._in_worker',
                                                                                                 'fastrl_replay/replay/replay.py'),
                                              'fastrl_replay.replay.replay.Replay._initial_priorities': ( 'replay/replay.html#replay._initial_priorities',

@@ -355,7 +355,7 @@ class Replay(Pipe):
         how = env_id, final_obs, autoreset_mode
         with self.lock:
             first = self._own_steps()
-            before = self.memory.inserted
+            rows = None
             try:
                 if first:
                     return self._pass_on(first, values, how)
@@ -367,11 +367,19 @@ class Replay(Pipe):
                 self._steps.done()
                 return keys
             except BaseException:
-                if not first and self.memory.inserted > before:
+                if rows is not None and self._holds(rows):
                     self._steps.done()  # the interrupt came after the rows
                 else:
                     self.step_rows.refused(values, env_id)
                 raise
+
+    def _holds(self, rows) -> bool:
+        "Return True if these are the newest rows in memory"
+        n = len(rows)
+        if not 0 < n <= len(self.memory):
+            return False
+        newest = self.memory.take(self.memory.keys[-n:]).to('cpu').rows
+        return all(np.array_equal(newest[c], rows[c]) for c in ('env_id', 'episode_n', 'step_n'))
 
     @property
     def step_rows(self) -> StepRows:
@@ -382,8 +390,7 @@ class Replay(Pipe):
     def _pass_on(self, first, values, how):
         "Add what the chain makes of a step; until rows have come through it, an error is undone"
         chain = self._upstream()
-        before = None if first.proven else chain.state_dict()
-        inserted = self.memory.inserted
+        before = None if first.proven else (chain.state_dict(), self.memory.inserted)
         steps = first.take(values, *how)
         if self._initial is not None and len(steps):
             self._check_initial(steps)
@@ -393,8 +400,8 @@ class Replay(Pipe):
             given = True
             keys = [self.add(block) for block in self.blocks()]
         except BaseException as e:
-            if before is not None and self.memory.inserted == inserted:
-                chain.load_state_dict(before)
+            if before is not None and self.memory.inserted == before[1]:
+                chain.load_state_dict(before[0])
             elif given or not isinstance(e, Exception):
                 first.rows.done()
                 first.rows.break_off()

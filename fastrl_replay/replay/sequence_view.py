@@ -305,13 +305,16 @@ class SequenceView(View):
         if self.steps is None:
             return None
         self._enter(oldest)
-        self._completed = self._completed[self._completed >= oldest]
-        return self._completed if len(self._completed) or self._counters[LEFT] else None
+        if len(self._completed):
+            self._completed = self._completed[self._completed >= oldest]
+        elif not self._counters.item(LEFT):
+            return None
+        return self._completed
 
     def _enter(self, oldest):
         "Enter the sequences that are complete, and clear those whose first row is gone"
         counters = self._counters
-        first, queued = counters[OLDEST], counters.item(QUEUED)
+        first, queued = counters.item(OLDEST), counters.item(QUEUED)
         if not queued and first >= oldest:
             return
         which = np.empty(queued, np.int64)
@@ -322,8 +325,9 @@ class SequenceView(View):
             keys = self._queue[which[:n], 0]
             self._keep_states(keys, self._states[which[:n]])
             self._completed = np.append(self._completed, keys)
-        counters[QUEUED] = 0
-        self._queue, self._states = self._nothing  # they are large
+        if queued:
+            counters[QUEUED] = 0
+            self._queue, self._states = self._nothing  # they are large
 
     def _forget_states(self, keys):
         slots = keys % len(self._index)
