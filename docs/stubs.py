@@ -19,6 +19,8 @@ RETURNS = dict(
 )
 PIPE = '    source: Any\n    def __iter__(self) -> Iterator[Any]: ...'  # abstract in torch
 HEADER = '''# Written by docs/stubs.py: edit nbs/pipe.ipynb, then run it.
+# mypy: disable-error-code="override"
+# pyright: reportIncompatibleMethodOverride=false
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, TypeVar
 from torch.utils.data import IterDataPipe, MapDataPipe, datapipes

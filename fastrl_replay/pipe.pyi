@@ -1,4 +1,6 @@
 # Written by docs/stubs.py: edit nbs/pipe.ipynb, then run it.
+# mypy: disable-error-code="override"
+# pyright: reportIncompatibleMethodOverride=false
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, TypeVar
 from torch.utils.data import IterDataPipe, MapDataPipe, datapipes
