@@ -237,7 +237,7 @@ def _same(a, b, n):
 
 @njit
 def number_steps(raw, before, at, ids, late, counts, last, resets):
-    "Number rows; return ENDED + RESTARTED + LEFT_OUT per reset row; -1-i: row i is refused"
+    "Number rows; return ENDED + RESTARTED + LEFT_OUT per reset row; -1-i: row i is invalid"
     size, reward_at, terminated_at, truncated_at, env_at, episode_at, step_at = at[:7]
     total_at, state_at, next_at, width = at[7:]
     ints, floats, outcome = raw.view(np.int32), raw.view(np.float32), 0
@@ -722,7 +722,7 @@ class OwnSteps(Pipe):
             self._waiting.append(steps)
         self.rows.done()
 
-    def __getstate__(self):  # a copy goes on with new episodes, after these ends
+    def __getstate__(self):  # a copy begins new episodes, and knows these ends
         return dict(super().__getstate__(), ends=self.rows.ends())
 
     def __setstate__(self, state):

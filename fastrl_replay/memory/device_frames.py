@@ -19,7 +19,7 @@ class DeviceSegments(Segments):
         size: int,  # bytes of a frame
         bits: int,  # a segment has 2**bits frames
         place: Device,  # where they lie
-        expected: int,  # for so many frames, and some more, room is made at once
+        expected: int,  # make room at once for this number of frames, and some more
         numbers=None,  # an array for the numbers of the log; None: a new one
     ):
         super().__init__(size, bits, place, numbers=numbers)

@@ -442,7 +442,7 @@ class Directory(Place):
         name: str,  # of an array that is there
         array: np.ndarray,  # as `new` gave it
     ) -> np.ndarray:  # the same bytes
-        "Map an array once more for reads at random places, as writes go on in order"
+        "Map an array a second time, for reads at random places"
         other = self._mapped(name, array.shape, array.dtype, self.writes)
         read_at_random(other)
         return other
@@ -640,7 +640,7 @@ class Directory(Place):
         return np.frombuffer(data, dtype)
 
     def told(self, kind: str, end: int) -> int:
-        "Return up to which row the saved priorities are those of a sampler of this kind"
+        "Return the key up to which priorities of this kind of sampler are saved"
         told = min(self.told_to, end)
         was = self.meta.get('priorities')
         if was == kind:

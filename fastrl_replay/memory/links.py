@@ -70,7 +70,7 @@ class Links:
         max_sz: int,  # how many count
         place: Place = None,  # where bytes lie; None: main memory
         who: str = 'Timeline',  # who keeps the rows, for errors
-        spare: int = 0,  # extra slots, which keep so many rows after they have ceased to count
+        spare: int = 0,  # extra slots, which keep rows for a while after they leave the memory
     ):
         self.who, self.max_sz, self.ring, self._search = (
             who,
@@ -377,7 +377,7 @@ _u = np.uint64  # unsigned places spare kernels a test for negative ones
 
 @njit
 def acceptable(numbers, plan, address, n):
-    "Return True if so many rows may be written, all environments are known, and no row has a NaN"
+    "Return True if the rows may be written: room, known environments, and no NaN"
     if longs_at(numbers[COUNTERS], 2)[COMMITTED] + n > longs_at(numbers[UNTIL], 1)[0]:
         return False
     size = plan[SIZE]

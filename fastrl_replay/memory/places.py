@@ -108,7 +108,7 @@ class Place:
         return self.base + max(c.item(FLOOR), c.item(RESERVED) - self.ring)
 
     def span(self, window: int) -> tuple:  # the next key, and the oldest that is there
-        "Return what is there now, of a memory that keeps so many rows"
+        "Return the next key and the oldest key of a memory of this many rows"
         # first: rows that come at the same time are reserved before they count
         end = self.base + self.counters.item(COMMITTED)
         shown = self.base + self.counters.item(SHOWN)

@@ -179,7 +179,7 @@ class OpenStore:
     def gather(self, slots, out, present=-1):
         raise NotImplementedError
 
-    def empty(self, n, size) -> np.ndarray:  # n rows of so many bytes, for `gather`
+    def empty(self, n, size) -> np.ndarray:  # n rows of `size` bytes, for `gather`
         return batch_bytes(n * size).reshape(n, size)
 
     def request(self, slots):
@@ -192,7 +192,7 @@ class OpenStore:
         "See what the process has done that writes"
 
     def derive(self, slots):
-        "Make anew what is known of rows in these slots, oldest first, and is not by slot"
+        "Rebuild what is known of rows in these slots, oldest first, and is not by slot"
 
     def close(self):
         "Nothing more will be written"

@@ -200,7 +200,11 @@ class Mixture(Pipe):
         env = str(env_id)
         last = self._last.pop(env, replay)
         if last is not replay:  # there, the episode may have ended
-            replay.step_rows.lost |= last.step_rows.ends()
+            ids = np.asarray(env_id)
+            if not ids.ndim:
+                ids = ids + np.arange(max(np.size(reward), 1))
+            ends = last.step_rows.ends()
+            replay.step_rows.lost |= {e: ends[e] for e in ids.tolist() if e in ends}
         self._last[env] = replay
         if len(self._last) > _MANY:
             self._last.pop(next(iter(self._last)))

@@ -234,3 +234,20 @@ def test_an_interrupt_after_the_row_was_added_leaves_the_numbers_of_episodes(own
                 sys.settrace(None)
     rows = replay.memory[:].rows
     assert rows['episode_n'].tolist() == rows['state'][:, 0].tolist() == [1, 1, 2, 3, 3, 3]
+
+
+def test_a_mixture_tells_of_the_environment_that_steps_and_of_no_other():
+    "An old end of environment 1 in the other replay hides no true step of it that looks like a reset"
+    mixture = Mixture({name: ExperienceReplay(bs=1, max_sz=20) for name in 'ab'}, bs=2)
+
+    def step(obs, next_obs, reward, end, env_id, to):
+        how = dict(env_id=env_id, to=to, autoreset_mode='next_step')
+        mixture.add_step([[obs]], [0], [reward], [[next_obs]], np.array([end]), **how)
+
+    step(1.0, 2.0, 1.0, True, 1, 'b')  # environment 1 ends in state 2, in b
+    step(2.0, 7.0, 0.0, False, 1, 'a')  # its reset, and an episode that comes to state 2, in a
+    step(7.0, 2.0, 1.0, False, 1, 'a')
+    step(5.0, 6.0, 1.0, False, 0, 'b')
+    step(6.0, 8.0, 1.0, False, 0, 'a')
+    step(2.0, 3.0, 0.0, False, 1, 'a')
+    assert (2.0, 3.0) in transitions(mixture.replays['a'])
