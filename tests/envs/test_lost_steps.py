@@ -237,7 +237,7 @@ def test_an_interrupt_after_the_row_was_added_leaves_the_numbers_of_episodes(own
 
 
 def test_a_mixture_tells_of_the_environment_that_steps_and_of_no_other():
-    "An old end of environment 1 in the other replay hides no true step of it that looks like a reset"
+    "An old end in the other replay hides no true step that looks like a reset"
     mixture = Mixture({name: ExperienceReplay(bs=1, max_sz=20) for name in 'ab'}, bs=2)
 
     def step(obs, next_obs, reward, end, env_id, to):
