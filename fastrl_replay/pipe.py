@@ -379,16 +379,17 @@ def as_pipe(
 # %% ../nbs/pipe.ipynb #586b73c7
 def upstream(pipe) -> IterDataPipe:  # None: it is the first
     "Return the stage that `pipe` pulls from; raise if there are several, which can't be saved"
+    for name in _ONE_SOURCE:
+        source = getattr(pipe, name, None)
+        if isinstance(source, IterDataPipe):
+            return source
     if hasattr(pipe, 'datapipes'):
         raise NotImplementedError(
             problem(
                 type(pipe).__name__, 'a chain with several sources can be iterated, but not saved'
             )
         )
-    return next(
-        (p for p in (getattr(pipe, n, None) for n in _ONE_SOURCE) if isinstance(p, IterDataPipe)),
-        None,
-    )
+    return None
 
 
 _ONE_SOURCE = 'source', 'datapipe', 'source_datapipe'

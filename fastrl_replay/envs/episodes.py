@@ -9,7 +9,7 @@ __all__ = ['SIZE', 'ENV', 'EPISODE_N', 'STEP_N', 'TERMINATED', 'TRUNCATED', 'N_S
 
 # %% ../../nbs/envs/episodes.ipynb #105b4341
 import numpy as np
-from .nans import first_nan
+from .nans import NaNSearch, first_nan, has_nan
 from .numbering import MAX_ENVS
 from ..steps.compiled import njit
 from ..steps.core import Steps
@@ -256,12 +256,13 @@ def plain_rows(
 
 
 def _check_environments(who, rows):
-    wrong = np.flatnonzero((rows['env_id'] < 0) | (rows['env_id'] >= MAX_ENVS))
-    if len(wrong):
+    wrong = rows['env_id'].view(np.uint32) >= MAX_ENVS  # negative ones are large then
+    if wrong.any():
+        row = wrong.argmax()
         raise BlockError(
             who,
-            f"row {wrong[0]} of the block, column 'env_id'",
-            rows['env_id'][wrong[0]],
+            f"row {row} of the block, column 'env_id'",
+            rows['env_id'][row],
             f'a number from 0 to {MAX_ENVS - 1}',
             'number the environments from 0',
         )
@@ -272,11 +273,15 @@ def refuse_nan(
 ):  # for a gate's `refuses`
     "Refuse rows with NaN in any column"
 
+    search = None
+
     def refuses(rows):
-        bad = first_nan(rows)
-        if not bad:
+        nonlocal search
+        if search is None or search.dtype is not rows.dtype:
+            search = NaNSearch(rows.dtype)
+        if not has_nan(rows.ctypes.data, len(rows), search.at):
             return
-        row, column = bad
+        row, column = first_nan(rows)
         raise BlockError(
             who,
             f'row {row} of the block has a NaN in column {column!r} (env_id {rows["env_id"][row]})',

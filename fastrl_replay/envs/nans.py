@@ -41,6 +41,7 @@ class NaNSearch:
     "Where the floats of rows are, for a kernel that looks for NaN"
 
     def __init__(self, dtype: np.dtype):  # of the rows
+        self.dtype = dtype
         # tables are kept: their memory would be freed
         self.at = np.zeros(_END, np.int64)
         self._tables = []

@@ -389,8 +389,10 @@ class Replay(Pipe):
 
     def _pass_on(self, first, values, how):
         "Add what the chain makes of a step; until rows have come through it, an error is undone"
-        chain = self._upstream()
-        before = None if first.proven else (chain.state_dict(), self.memory.inserted)
+        before = None
+        if not first.proven:
+            chain = self._upstream()
+            before = chain.state_dict(), self.memory.inserted
         steps = first.take(values, *how)
         if self._initial is not None and len(steps):
             self._check_initial(steps)
