@@ -184,6 +184,7 @@ def test_each_builder_uses_the_store():
     assert repr(pong.memory.store) == "Frames(4, compress='lz4')"
 
 
+@pytest.mark.slow
 def test_what_is_learned_doesnt_depend_on_the_store():
     "The same records to the last digit"
     stores = 'Rows()', 'Frames(2, compress=lz4)'
@@ -364,6 +365,7 @@ def game(name='Breakout', late=0, **kwargs):
     )
 
 
+@pytest.mark.slow
 def test_saved_games_go_on_exactly():
     "Between lives, in the middle of one, and after a game is over; late actions are drawn alike"
     a, b = (EpisodicLife(game()) for _ in 'ab')

@@ -30,6 +30,7 @@ def test_the_recipe_steps_all_agents_with_one_network():
     agent.pipe.close()
 
 
+@pytest.mark.slow
 def test_dqn_trains_in_an_environment_of_agents_from_the_command_line(
     tmp_path, monkeypatch, capsys
 ):

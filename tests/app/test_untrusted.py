@@ -328,6 +328,7 @@ def test_a_file_of_yours_in_a_memory_is_not_overwritten(tmp_path, capsys):
     assert 'run' in said and (rows_ / 'run').read_text() == 'precious'
 
 
+@pytest.mark.slow
 def test_a_shard_is_no_link_to_another_memory(tmp_path):
     "It would be written, or emptied"
     mine = Timeline(50, Rows(tmp_path / 'mine'))
