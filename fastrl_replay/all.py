@@ -42,7 +42,7 @@ from fastrl_replay.testing import (
     script,
     scripted_steps,
 )
-from .envs.own_steps import OwnSteps
+from .replay.own_steps import OwnSteps
 from .envs.agents import Agents
 from .envs.stepper import GymStepper
 from .stages.nstep import NSkip, NStep

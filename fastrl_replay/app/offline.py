@@ -9,7 +9,7 @@ __all__ = ['open_memory', 'recorded_rows', 'check_recorded', 'Offline']
 import os
 from itertools import chain
 from pathlib import Path
-from ..envs.infos import MASK, SUCCESS
+from ..steps.row_dtypes import MASK, SUCCESS
 from fastrl_replay.steps.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -15,9 +15,8 @@ import gymnasium as gym, numpy as np, torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from ..steps.settings import SettingsError, nearest, setting_text, shipped
-from ..steps.row_dtypes import differing_columns, row_places, saved_dtype
+from ..steps.row_dtypes import MASK, SUCCESS, differing_columns, row_places, saved_dtype
 from ..envs.checks import as_float32
-from ..envs.infos import MASK, SUCCESS
 from ..envs.stepper import GymStepper
 from ..learning.evaluation import evaluate, play
 from ..learning.video import recording

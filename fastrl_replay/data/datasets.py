@@ -21,7 +21,7 @@ from fastrl_replay.steps.errors import (
     did_you_mean,
     not_installed,
 )
-from ..envs.episodes import refuse_drawn
+from ..steps.episodes import refuse_drawn
 from ..memory.places import in_parts
 from ..memory.timeline import Timeline
 from ..pipe import Items, Pipe, as_pipe

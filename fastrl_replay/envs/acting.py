@@ -11,7 +11,8 @@ import numpy as np, torch
 from gymnasium import spaces
 from .actions import action_checker, split_answer
 from .envstate import decode, encode
-from .infos import MASK, asks_for
+from .infos import asks_for
+from ..steps.row_dtypes import MASK
 from ..steps.core import column_of_rows
 from ..steps.errors import ArgumentError, EnvError, StateError
 from ..steps.nested import map_leaves

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from .checks import FLAGS, NUMBERS, as_flag, as_number, check_shape
 from .envstate import Opaque, decode, encode, encoded
-from .numbering import MAX_ENVS
+from ..steps.numbering import MAX_ENVS
 from .infos import InfoRows
 from ..steps.errors import ArgumentError, StateError
 from ..steps.nested import pick, tupler

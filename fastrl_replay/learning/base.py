@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from ..steps.core import Steps, replay_of
 from ..steps.errors import ArgumentError, choice, number, whole
-from ..envs.infos import MASK
+from ..steps.row_dtypes import MASK
 from ..stages.normalisation import StateNorm
 from .checkpoints import SavedLearner
 

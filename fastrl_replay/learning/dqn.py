@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..steps.batches import Sequences
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, number
-from ..envs.infos import MASK
+from ..steps.row_dtypes import MASK
 from fastrl_replay.learning.base import (
     Follows,
     Learned,

@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv
 from ..steps.errors import ArgumentTypeError, whole
 from ..envs.agents import as_agents
 from ..envs.stepper import GymStepper
-from ..envs.infos import SUCCESS
+from ..steps.row_dtypes import SUCCESS
 from .video import recording
 
 # %% ../../nbs/learning/evaluation.ipynb #529e74a9

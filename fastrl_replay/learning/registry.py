@@ -10,7 +10,7 @@ __all__ = ['NORMS', 'RANDOM_FIRST', 'RANDOM_RANGE', 'ROW_MEMORIES', 'LEARNERS', 
 import re
 import numpy as np
 from ..steps.settings import SettingsError
-from ..envs.infos import MASK, SUCCESS
+from ..steps.row_dtypes import MASK, SUCCESS
 from ..stages.nstep import NStep
 from ..stages.normalisation import Normalised, StateNorm
 from .policies import EpsGreedy, GeometricSchedule, LinearSchedule

@@ -15,7 +15,7 @@ import numpy as np, torch
 from numba import types
 from ..steps.compiled import bytes_at, longs_at, memmove, njit
 from ..steps.errors import StateError
-from ..envs.numbering import grown
+from ..steps.numbering import grown
 from .places import MainMemory
 from .codecs import Codec
 from ..steps.states import array, checked, integer, listed

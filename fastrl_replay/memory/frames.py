@@ -13,8 +13,8 @@ import numpy as np, torch
 from ..steps.compiled import bytes_at, longs_at, memmove, njit, prefetch
 from ..steps.errors import ArgumentError, BlockError, NoRoom, StateError, whole
 from ..steps.row_dtypes import padding, parts_of
-from ..envs.episodes import ENV, SIZE
-from ..envs.nans import NaNSearch
+from ..steps.episodes import ENV, SIZE
+from ..steps.nans import NaNSearch
 from ..steps.locks import renew_in_child
 from ..steps.machine import size_text
 from .places import COMMITTED, OF_STORE, RESERVED, runs

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np, torch
 from ..steps.compiled import ints_at, longs_at, bytes_at, njit
 from ..steps.errors import ArgumentTypeError, StaleKey, StateError
-from fastrl_replay.envs.episodes import (
+from fastrl_replay.steps.episodes import (
     ENV,
     EPISODE_N,
     N_STEPS,
@@ -24,8 +24,8 @@ from fastrl_replay.envs.episodes import (
     places_of,
     row_ends,
 )
-from ..envs.nans import NaNSearch, has_nan
-from ..envs.numbering import MAX_ENVS, Environments, grown, number_of
+from ..steps.nans import NaNSearch, has_nan
+from ..steps.numbering import MAX_ENVS, Environments, grown, number_of
 from .places import AGES, COMMITTED, MainMemory, Place, in_parts
 from ..steps.states import array, checked, integer, listed
 

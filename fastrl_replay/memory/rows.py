@@ -20,8 +20,8 @@ from fastrl_replay.steps.core import (
 )
 from ..steps.errors import ArgumentError, ArgumentTypeError, StateError, choice, whole
 from ..steps.row_dtypes import EPISODE, extend_dtype, padding
-from ..envs.episodes import ENV, SIZE, RowLayout
-from ..envs.nans import NaNSearch, first_nan, has_nan
+from ..steps.episodes import ENV, SIZE, RowLayout
+from ..steps.nans import NaNSearch, first_nan, has_nan
 from ..steps.machine import device_of
 from ..steps.recycled import batch_bytes
 from .places import COMMITTED, RESERVED, MainMemory, Place, runs

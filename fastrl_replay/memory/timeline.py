@@ -23,8 +23,8 @@ from fastrl_replay.steps.errors import (
     whole,
 )
 from ..steps.row_dtypes import dtype_spec, extend_dtype, saved_dtype, step_dtype
-from ..envs.episodes import BlockGate, RowLayout, refuse_nan, standing_dtype
-from ..envs.numbering import Environments
+from ..steps.episodes import BlockGate, RowLayout, refuse_nan, standing_dtype
+from ..steps.numbering import Environments
 from ..steps.machine import size_text
 from .places import AGES, REWINDS, SHOWN, in_parts
 from fastrl_replay.memory.links import (

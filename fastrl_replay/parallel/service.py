@@ -12,8 +12,8 @@ from threading import RLock
 from time import monotonic, sleep
 import cloudpickle, numpy as np
 from fastcore.basics import patch
-from ..envs.numbering import MAX_ENVS
-from ..envs.own_steps import StepRows, step_values
+from ..steps.numbering import MAX_ENVS
+from ..replay.own_steps import StepRows, step_values
 from .ray_engine import RayEngine
 from .shards import as_feedback, by_shard
 from ..pipe import Pipe

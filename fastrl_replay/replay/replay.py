@@ -36,7 +36,7 @@ from ..memory.links import Places
 from ..memory.samplers import Sampler, Uniform, drawn, importance_weights, left_out
 from ..memory.timeline import Timeline
 from ..pipe import Pipe, upstream
-from ..envs.own_steps import StepRows, step_values
+from .own_steps import StepRows, step_values
 from .views import Transitions, View, checked_view
 
 # %% ../../nbs/replay/replay.ipynb #e9c5fe26

@@ -14,7 +14,7 @@ from ..steps.compiled import ints_at, njit
 from ..steps.core import Steps, main_rows
 from ..steps.errors import ArgumentError, BlockError, StaleKey, StateError
 from ..steps.row_dtypes import dtype_spec, leaves, padding, saved_dtype
-from fastrl_replay.envs.episodes import (
+from fastrl_replay.steps.episodes import (
     ENV,
     EPISODE_N,
     SIZE,
@@ -25,7 +25,7 @@ from fastrl_replay.envs.episodes import (
     places_of,
     row_ends,
 )
-from ..envs.numbering import MAX_ENVS, grown, number_of
+from ..steps.numbering import MAX_ENVS, grown, number_of
 from ..stages.waiting import TAILS, tail_start, unseen
 from ..memory.places import in_parts
 from ..memory.links import reach

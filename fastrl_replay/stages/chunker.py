@@ -12,7 +12,7 @@ from ..steps.compiled import memmove, njit
 from ..steps.core import Steps, pack
 from ..steps.errors import BlockError, choice, whole
 from ..steps.row_dtypes import extend_dtype
-from ..envs.episodes import SIZE, BlockGate, RowLayout
+from ..steps.episodes import SIZE, BlockGate, RowLayout
 from ..pipe import stage
 from ..steps import states
 from ..steps.states import listed

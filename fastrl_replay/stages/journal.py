@@ -9,9 +9,8 @@ __all__ = ['Journal', 'Collected', 'Gather']
 import numpy as np, torch
 from ..steps.core import Steps, pack
 from ..steps.errors import BlockError, StateError, whole
-from ..steps.row_dtypes import row_places
-from ..envs.episodes import refuse_drawn
-from ..envs.infos import SUCCESS
+from ..steps.row_dtypes import SUCCESS, row_places
+from ..steps.episodes import refuse_drawn
 from ..pipe import Pipe, stage
 from ..steps import states
 from ..steps.states import array, checked, flag, integer, maybe

@@ -22,7 +22,7 @@ from fastrl_replay.steps.errors import (
 from ..steps.nested import dotted, fields_of, named_leaves, nest
 from ..steps.row_dtypes import row_places
 from ..steps.states import array, checked, dict_of, exactly, real, row
-from ..envs.episodes import BlockGate
+from ..steps.episodes import BlockGate
 from ..pipe import Pipe, stage
 from .nstep import refuse_endless
 

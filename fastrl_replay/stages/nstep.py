@@ -11,9 +11,8 @@ import numpy as np
 from ..steps.compiled import bytes_at, floats_at, ints_at, memmove, njit
 from ..steps.core import Steps
 from ..steps.errors import BlockError, number, whole
-from ..steps.row_dtypes import extend_dtype, row_places
-from ..envs.episodes import SIZE, TERMINATED, TRUNCATED, BlockGate, RowLayout
-from ..envs.infos import MASK, SUCCESS
+from ..steps.row_dtypes import MASK, SUCCESS, extend_dtype, row_places
+from ..steps.episodes import SIZE, TERMINATED, TRUNCATED, BlockGate, RowLayout
 from ..pipe import Pipe, stage
 from fastrl_replay.stages.waiting import (
     BROKE_OFF,

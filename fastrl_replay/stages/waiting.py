@@ -13,7 +13,7 @@ from ..steps.core import Steps, refuse_flags
 from ..steps.errors import BlockError, StateError
 from ..steps.row_dtypes import dtype_spec, padding
 from ..steps.states import anything, array, checked, exactly, flag, row_dtype
-from fastrl_replay.envs.episodes import (
+from fastrl_replay.steps.episodes import (
     ENV,
     EPISODE_N,
     SIZE,
@@ -23,7 +23,7 @@ from fastrl_replay.envs.episodes import (
     note_row,
     row_ends,
 )
-from ..envs.numbering import Environments, grown, number_of
+from ..steps.numbering import Environments, grown, number_of
 from ..pipe import Holding
 
 # %% ../../nbs/stages/waiting.ipynb #a2526ce7

@@ -463,7 +463,8 @@ SMALL = {**TINY, 'max_sz': 500, 'threads': 1}
 
 
 @pytest.mark.filterwarnings('ignore:.*episodes were left')
-@pytest.mark.parametrize('name', ['catch', pytest.param('pong', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['catch', 'pong'])
 def test_a_resumed_run_is_the_run(name, tmp_path, monkeypatch):
     "A small run, stopped in mid-episode and resumed, equals the uninterrupted one bit for bit"
     monkeypatch.setattr(  # whole games of Atari take a minute

@@ -771,8 +771,8 @@ def stop(run, step):
     'name,changes',
     [
         ('cartpole', dict(train_every=64)),
-        ('cartpole', dict(env='TestOpaque-v0')),
-        ('cartpole', dict(env='TestGlobal-v0')),
+        pytest.param('cartpole', dict(env='TestOpaque-v0'), marks=pytest.mark.slow),
+        pytest.param('cartpole', dict(env='TestGlobal-v0'), marks=pytest.mark.slow),
         ('cartpole-per', dict(n_step=3, envs=3, train_every=20)),
         ('cartpole-r2d2', dict(network=8, bs=4, length=8, burn_in=2, overlap=4, ratio=0.5, envs=1)),
         *(pytest.param(name, None, marks=pytest.mark.slow) for name in ('taxi', 'taxi-online')),
@@ -873,6 +873,7 @@ def go_on(out, capsys):
     assert (out / 'summary.json').exists(), seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'name,nth,after',
     [

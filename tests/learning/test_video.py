@@ -41,6 +41,7 @@ def frames(path):
         return [f.copy() for f in clip.iter_frames()], clip.fps, clip.size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'env',
     ['VideoOdd-v0', lambda: Odd('rgb_array'), Odd('rgb_array'), [Odd('rgb_array'), Odd()]],

@@ -25,7 +25,7 @@ GUARANTEES = {
     1: (
         'True transitions: no row, n-step return, sequence or relabeled goal crosses an episode, '
         'and truncation bootstraps',
-        'envs/test_envs.py envs/test_own_steps.py envs/test_loops.py stages/test_nstep.py '
+        'envs/test_envs.py replay/test_own_steps.py envs/test_loops.py stages/test_nstep.py '
         'stages/test_sequence.py replay/test_sequences.py replay/test_hindsight.py',
     ),
     2: (
@@ -34,7 +34,7 @@ GUARANTEES = {
     ),
     3: (
         'A rejected block changes nothing',
-        'test_blocks.py replay/test_replay.py memory/test_sumtree.py envs/test_own_steps.py',
+        'test_blocks.py replay/test_replay.py memory/test_sumtree.py replay/test_own_steps.py',
     ),
     4: ('An interrupt or exception leaves the memory valid', 'test_interrupts.py'),
     5: (
@@ -92,7 +92,7 @@ FAULTS = [
     ),
     Fault(
         1,
-        'envs/episodes.py',
+        'steps/episodes.py',
         'last[env, 2] and last[env, 0] == episode and last[env, 1] < step',
         'last[env, 2]',
         'stages/test_sequence.py memory/test_timeline.py',
@@ -134,17 +134,17 @@ FAULTS = [
     ),
     Fault(
         3,
-        'envs/episodes.py',
+        'steps/episodes.py',
         "wrong = np.flatnonzero((rows['env_id'] < 0) | (rows['env_id'] >= MAX_ENVS))",
         "wrong = np.flatnonzero(rows['env_id'] >= MAX_ENVS)",
         'test_blocks.py replay/test_replay.py',
     ),
     Fault(
         3,
-        'envs/nans.py',
+        'steps/nans.py',
         'if top > _LIMIT[kind]:',
         'if False:',
-        'replay/test_replay.py envs/test_own_steps.py',
+        'replay/test_replay.py replay/test_own_steps.py',
     ),
     Fault(
         4,
