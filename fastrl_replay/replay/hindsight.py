@@ -21,7 +21,7 @@ from fastrl_replay.steps.errors import (
     choice,
     number,
 )
-from ..memory.links import BACK, INSERTED, OLDEST, SLOTS
+from ..memory.links import BACK, INSERTED, LINK, OLDEST, SLOTS
 from ..memory.rows import ArrayRows, Store
 from ..memory.draws import random_bits, random_seed
 from ..memory.samplers import Sampler, Uniform
@@ -39,11 +39,12 @@ _u = np.uint64
 
 @njit
 def follow_links(numbers, followed, table):
-    "Note rows from the key `followed` on; which key will be the next"
+    "Note rows from the key `followed` on; which key will be the next; -1-key: its links are wrong"
     ring = numbers[SLOTS]
     oldest = numbers[OLDEST]
     inserted = numbers[INSERTED]
     back = ints_at(numbers[BACK], ring)
+    link = ints_at(numbers[LINK], ring)
     for key in range(max(followed, oldest), inserted):
         here = table[key % ring]
         step = back[key % ring]
@@ -52,6 +53,8 @@ def follow_links(numbers, followed, table):
         # it begins an episode, or what is left of one
         if not 0 < step < ring or before < oldest:
             continue
+        if link[before % ring] != step:
+            return -1 - key
         last = table[before % ring]
         last[AHEAD] = step
         here[PLACE], here[STEP_BACK], here[JUMP] = last[PLACE] + 1, step, step
@@ -385,8 +388,15 @@ class Hindsight(Transitions):
             # do batches lie on a device?
             self._there = not isinstance(store.empty(0, 8), np.ndarray)
             self._lies = _as_bytes(store.columns) if type(store) is ArrayRows else None
-        if self._followed != line.inserted:
-            self._followed = follow_links(line.tables.numbers, self._followed, self._table)
+        while self._followed != line.inserted:
+            followed = follow_links(line.tables.numbers, self._followed, self._table)
+            if followed < 0:
+                followed = -1 - followed
+                before = followed - line.back[followed % line.ring]
+                # if it is older, another process has overwritten it meanwhile
+                if before >= self.memory.oldest:
+                    raise StateError(self.who, 'a memory with damaged links', f'key {followed}')
+            self._followed = followed
 
     def _compare(self, keys, batch):
         "Raise if rewards recomputed for the rows' own goals differ, above all those of successes"
