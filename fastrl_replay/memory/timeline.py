@@ -23,7 +23,7 @@ from fastrl_replay.steps.errors import (
     whole,
 )
 from ..steps.row_dtypes import dtype_spec, extend_dtype, saved_dtype, step_dtype
-from ..steps.episodes import BlockGate, RowLayout, refuse_nan, standing_dtype
+from ..steps.episodes import UNKNOWN, BlockGate, RowLayout, refuse_nan, standing_dtype
 from ..steps.numbering import Environments
 from ..steps.machine import size_text
 from .places import AGES, REWINDS, SHOWN, in_parts
@@ -242,10 +242,11 @@ class Timeline:
         gone = {e: n for e, n in episodes.items() if e not in last}
         stands = np.zeros(len(last) + len(gone), standing_dtype(self.dtype))
         stands['env_id'] = [*last, *gone]
-        stands['counts'][len(last) :, 0] = np.array([*gone.values()]) + 1
+        stands['counts'][len(last) :, 0] = [*gone.values()]
+        stands['counts'][len(last) :, 2] = UNKNOWN
         rows = self.take([*last.values()]).to('cpu').rows
         here, ended = stands[: len(last)], rows['terminated'] | rows['truncated']
-        here['key'], here['next_state'] = [*last.values()], rows['next_state']
+        here['next_state'] = rows['next_state']
         counts = rows['episode_n'], rows['step_n'], ended, rows['total_reward']
         here['counts'][:, :4] = np.stack(counts, 1)
         return stands
