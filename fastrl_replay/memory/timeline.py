@@ -238,7 +238,7 @@ class Timeline:
         stands = np.zeros(len(last), standing_dtype(self.dtype))
         rows = self.take([*last.values()]).to('cpu').rows
         ended = rows['terminated'] | rows['truncated']
-        stands['env_id'], stands['key'] = [*last], [*last.values()]
+        stands['env_id'] = [*last]
         stands['next_state'] = rows['next_state']
         counts = rows['episode_n'], rows['step_n'], ended, rows['total_reward']
         stands['counts'][:, :4] = np.stack(counts, 1)

@@ -263,9 +263,7 @@ class Replay(Pipe):
         )
         sampler = sampler.fresh(waits=view.follows)
         view = view.fresh(memory, who)
-        steps = StepRows(who, lambda: memory)
-        if before := vars(self).get('_steps'):
-            steps.lost = before.ends()
+        steps = StepRows(who, lambda: memory, unsure='_steps' in vars(self))
         return dict(
             memory=memory, sampler=sampler, view=view, _steps=steps, _opened=False, _rewinds=None
         )  # do they go on with what lay there? And see `_go_back`
@@ -369,7 +367,7 @@ class Replay(Pipe):
                 if rows is not None and self._holds(rows):
                     self._steps.done()  # the interrupt came after the rows
                 else:
-                    self.step_rows.refused(values, env_id)
+                    self.step_rows.unsure = True  # this may have been the end of an episode
                 raise
 
     def _holds(self, rows) -> bool:
