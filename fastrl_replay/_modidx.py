@@ -3727,6 +3727,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                   'fastrl_replay/replay/own_steps.py'),
                                                 'fastrl_replay.replay.own_steps.StepRows.make': ( 'replay/own_steps.html#steprows.make',
                                                                                                   'fastrl_replay/replay/own_steps.py'),
+                                                'fastrl_replay.replay.own_steps.StepRows.refused': ( 'replay/own_steps.html#steprows.refused',
+                                                                                                     'fastrl_replay/replay/own_steps.py'),
                                                 'fastrl_replay.replay.own_steps.StepRows.snapshot': ( 'replay/own_steps.html#steprows.snapshot',
                                                                                                       'fastrl_replay/replay/own_steps.py'),
                                                 'fastrl_replay.replay.own_steps._bytes_and_records': ( 'replay/own_steps.html#_bytes_and_records',

@@ -67,6 +67,7 @@ class Mixture(Pipe):
     # of several, whose weights are brought together
     draws_batches = True
     _is_shard = False
+    _stepped = None  # the name of the replay that took the last step
 
     def __init__(
         self,
@@ -194,8 +195,11 @@ class Mixture(Pipe):
     ) -> np.ndarray:  # the keys of new rows in it
         "Add a step from your own loop to one of the replays"
         first = next(name for name, r in self.replays.items() if self.fed in (None, r))
-        replay = self._named(first if to is None else to)
-        replay.step_rows.unsure = True  # an episode may have ended in another replay
+        name = first if to is None else to
+        replay = self._named(name)
+        if self._stepped not in (None, name):
+            replay.step_rows.unsure = True  # an episode may have ended in the other one
+        self._stepped = name
         return replay.add_step(obs, action, reward, next_obs, terminated, truncated, **how)
 
     def sample(

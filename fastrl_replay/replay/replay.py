@@ -263,7 +263,8 @@ class Replay(Pipe):
         )
         sampler = sampler.fresh(waits=view.follows)
         view = view.fresh(memory, who)
-        steps = StepRows(who, lambda: memory, unsure='_steps' in vars(self))
+        used = '_steps' in vars(self) and self._steps.dtype is not None
+        steps = StepRows(who, lambda: memory, unsure=used)
         return dict(
             memory=memory, sampler=sampler, view=view, _steps=steps, _opened=False, _rewinds=None
         )  # do they go on with what lay there? And see `_go_back`
@@ -367,7 +368,7 @@ class Replay(Pipe):
                 if rows is not None and self._holds(rows):
                     self._steps.done()  # the interrupt came after the rows
                 else:
-                    self.step_rows.unsure = True  # this may have been the end of an episode
+                    self.step_rows.refused(values)
                 raise
 
     def _holds(self, rows) -> bool:
@@ -400,7 +401,9 @@ class Replay(Pipe):
             keys = [self.add(block) for block in self.blocks()]
         except BaseException as e:
             if before is not None and self.memory.inserted == before[1]:
+                unsure = first.rows.unsure
                 chain.load_state_dict(before[0])
+                first.rows.unsure = unsure  # all is as it was
             elif given or not isinstance(e, Exception):
                 first.rows.done()
                 first.rows.break_off()
