@@ -15,7 +15,6 @@ from threading import RLock
 from weakref import ref
 import numpy as np, torch
 from torch.utils.data import get_worker_info
-from ..steps.batches import each_of
 from ..steps.core import Steps, set_replay
 from fastrl_replay.steps.errors import (
     ArgumentError,
@@ -69,7 +68,7 @@ class Fixed:
 # %% ../../nbs/replay/replay.ipynb #ecf9bcdb
 # what subclasses set themselves
 PARTS = ['default', 'view', 'beta', 'weight_norm', 'initial', 'needs']
-COUNTERS = 'sampled', 'batches', 'stale', '_n_yielded', '_counted'
+COUNTERS = 'sampled', 'batches', 'stale', '_n_yielded', 'counted'
 
 # %% ../../nbs/replay/replay.ipynb #230f3c16
 class Replay(Pipe):
@@ -92,7 +91,7 @@ class Replay(Pipe):
     weight_norm = Fixed()
     draws_batches = True
     ranks = None  # several learners, as `Ranks`: they ask each other whether all can draw
-    _is_shard = False  # one of several, whose weights are brought to one scale
+    is_shard = False  # one of several, whose weights are brought to one scale
 
     def __init__(
         self,
@@ -505,14 +504,14 @@ class Replay(Pipe):
 
     def start_counting(self):
         "As before the first row"
-        self.sampled = self.batches = self.stale = self._n_yielded = self._counted = 0
+        self.sampled = self.batches = self.stale = self._n_yielded = self.counted = 0
         # how many rows had come when the pass began, or a batch could last be drawn
         self._enough_at = 0
 
     def _count_rows(self, n):
         "Count those of `n` new rows that are beyond the warm-up, or all in a frozen memory"
         beyond = n if self.freeze_memory else max(0, self.memory.added - (self.warmup or 0))
-        self._counted += min(n, beyond)
+        self.counted += min(n, beyond)
 
     def _count_batch(self):
         self._n_yielded += 1
@@ -527,7 +526,7 @@ class Replay(Pipe):
         if self.ratio is None:
             return False
         r = as_fraction(self.ratio)
-        return self._counted * r.numerator // r.denominator > self._n_yielded and self._ready()
+        return self.counted * r.numerator // r.denominator > self._n_yielded and self._ready()
 
     def due_batches(self):
         "Take in the source's blocks; yields, with nothing, whenever a batch is to be drawn"
@@ -638,7 +637,7 @@ class Replay(Pipe):
         "The importance weights of `n` draws with these probabilities"
         if beta is None:
             return self._ones if n == len(self._ones) else np.ones(n)
-        if self._is_shard:
+        if self.is_shard:
             return importance_weights(p, beta, 1 / self.sampler.mass)
         return importance_weights(
             p, beta, self.sampler.least if self.weight_norm == 'memory' else -1.0
@@ -753,7 +752,7 @@ class Replay(Pipe):
             view = self.view.snapshot()
             counters = [getattr(self, c) for c in COUNTERS]
             # of another replay, the one that saves does that
-            if self._is_shard:
+            if self.is_shard:
                 self.memory.flush()
             steps = self._steps.snapshot()
             memory = self.memory.state_dict()
@@ -894,7 +893,7 @@ class Replay(Pipe):
             return
         (sampler, view), store = self._templates, self.store
         # a `DataLoader` doesn't bring the weights of its workers together
-        self._is_shard = get_worker_info() is None
+        self.is_shard = get_worker_info() is None
         if sampler.seed is not None:
             sampler = copy(sampler)
             sampler.seed = (*np.atleast_1d(sampler.seed).tolist(), info.rank, info.restart)
@@ -913,39 +912,6 @@ class Replay(Pipe):
             self.sampler.reseed(sampler.seed)  # None: another one in each
         # a stage that holds it may have told it, and not the chain
         self._worker_here = os.getpid(), info
-
-    def scale(
-        self,
-        weight,  # of rows that were drawn just now
-        norm,  # 'batch' or 'memory': of what the largest weight is meant
-    ) -> dict:  # one that is alone has β = 0, because its weights are right as they are
-        "Return sum of priorities, β and largest weight, to bring weights of shards to one scale"
-        beta = self.beta if self._is_shard else 0
-        sampler = self.sampler
-        top = 1.0
-        if callable(beta):
-            beta = scheduled(type(self).__name__, 'beta', beta, max(self.batches - 1, 0))
-        if beta and norm == 'memory':
-            top = (sampler.least * sampler.mass) ** -beta
-        elif beta:
-            top = weight.max() if len(weight) else 0.0
-        return dict(mass=float(sampler.mass), beta=float(beta or 0), top=float(top))
-
-    def facts(
-        self,
-        batch,  # that was drawn just now
-    ) -> dict:  # numbers
-        "What is to be said of a batch beside those of other shards"
-        memory = self.memory
-        return dict(
-            self.scale(each_of(batch)['weight'], self.weight_norm),
-            rows=len(memory),
-            inserted=int(memory.added),
-            counted=self._counted,
-            stale=int(self.stale),
-            age=float(memory.ages[0] / max(self.sampled, 1)),
-            kept=memory.store.folder is not None,
-        )
 
     def totals(
         self,
