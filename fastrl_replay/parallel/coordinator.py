@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic, time
 import numpy as np
 from ..memory.samplers import Uniform
+from .shards import scale_of
 from ..pipe import WorkerInfo
 from ..replay.replay import as_fraction
 from ..steps.batches import each_of
@@ -230,7 +231,7 @@ class Shard:
             index[...] = (index + first_key) * self.n_shards + self.rank
             parts.append(pickle.dumps(batch))
             n = n - k
-            beta = self.replay.facts(batch)['beta']
+            beta = scale_of(self.replay, each_of(batch)['weight'])['beta']
         self.counts['batches'] += counted
         return parts, beta
 

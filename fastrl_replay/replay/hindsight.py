@@ -25,7 +25,7 @@ from ..memory.rows import ArrayRows, Store
 from ..memory.draws import random_bits, random_seed
 from ..memory.samplers import Sampler, Uniform
 from ..pipe import stage, upstream
-from .replay import PARTS, Fixed, Replay, scheduled
+from .replay import PARTS, Replay, scheduled
 from .views import Transitions
 from ..steps.states import anything, checked, integer
 
@@ -490,8 +490,6 @@ def _as_bytes(rows):
 @stage('hindsight_replay')
 class HindsightReplay(Replay):
     "Keeps the last `max_sz` rows and yields batches of `bs`, a share with goals achieved later"
-
-    share, strategy, reward, replacement, seed = (Fixed() for _ in range(5))
 
     @delegates(Replay.__init__, but=PARTS)
     def __init__(
