@@ -292,7 +292,6 @@ class Directory(Place):
         self.ring, self.meta, self.arrays = ring, None, {}
         self.folder.mkdir()
         self.counters = self.new('counters', N_COUNTERS, np.int64)
-        self.new_folder('saved')
 
     def publish(
         self,
@@ -598,59 +597,6 @@ class Directory(Place):
         c[RESERVED], c[COMMITTED] = max(c[RESERVED], c[LIMIT]), c[FLUSHED]
 
     # ---- checkpoints ----
-
-    def put_aside(
-        self,
-        name: str,  # of an array
-    ) -> str:  # what it is found by; None: this process may not write
-        "Keep a copy of an array as it is now; the last three are kept"
-        if self._lock is None or not self.meta:
-            return None
-        folder = self.new_folder('saved')
-        copies = [p for p in folder.iterdir() if p.stem.isdecimal()]
-        number = max((int(p.stem) for p in copies), default=0) + 1
-        path = folder / f'{number}.{name}'
-        try:
-            shutil.copyfile(self.file(name), path)
-        except OSError as e:
-            raise no_disk(self.who, path, self.file(name).stat().st_size, e) from None
-        for p in copies:
-            if int(p.stem) < number - 2:
-                p.unlink()
-        return f'{number}'
-
-    def aside(
-        self,
-        found_by: str,  # as `put_aside` gave it
-        name: str,  # of an array
-        dtype,  # of its elements
-    ) -> np.ndarray:  # None: it was removed by newer ones
-        "Return an array that was put aside; it has fewer slots if the memory has grown since"
-        if not found_by.isdecimal() or not self.meta:
-            return None
-        file = self.new_folder('saved') / f'{found_by}.{name}'
-        size = np.dtype(dtype).itemsize
-        try:
-            with open_plain(file, self.ring * size, self.who) as opened:
-                data = opened.read()
-        except FileNotFoundError:
-            return None
-        if not data or len(data) % size:
-            raise StateError(self.who, f'{file} is damaged', f'{len(data):_} bytes')
-        return np.frombuffer(data, dtype)
-
-    def told(self, kind: str, end: int) -> int:
-        "Return the key up to which priorities of this kind of sampler are saved"
-        told = min(self.told_to, end)
-        was = self.meta.get('priorities')
-        if was == kind:
-            return told
-        if was and told > self.base:
-            warnings.warn(
-                f'{self.who}: the priorities in {self.path} are of {was}, and those of {kind} are '
-                'asked for: all rows begin with the largest one'
-            )
-        return 0
 
     def refers(self) -> dict:
         "Return what a state says of where its rows are"

@@ -602,14 +602,14 @@ def test_arguments_are_checked(kw, words):
 
 
 class Newest(Sampler):
-    "Has no `insert`, so it does not know which keys begin a sequence"
+    "Has no `update`, so it does not know which keys begin a sequence"
 
     def sample(self, n):
         return np.full(n, self.end - 1), np.ones(n)
 
 
 def test_a_sampler_that_draws_rows_in_order_is_refused():
-    with pytest.raises(TypeError, match='SequenceReplay: sampler; got Newest without insert'):
+    with pytest.raises(TypeError, match='SequenceReplay: sampler; got Newest without update'):
         made(sampler=Newest())
 
 
