@@ -48,7 +48,7 @@ def open_memory(
         )
     settings = dict(meta['store']) if isinstance(meta.get('store'), dict) else {}
     kind = settings.pop('kind', None)
-    if kind not in STORES:
+    if type(kind) is not str or kind not in STORES:
         raise StateError(
             'memory',
             f'{path}/meta.json: store',

@@ -292,7 +292,6 @@ class Directory(Place):
         self.ring, self.meta, self.arrays = ring, None, {}
         self.folder.mkdir()
         self.counters = self.new('counters', N_COUNTERS, np.int64)
-        self.new_folder('saved')
 
     def publish(
         self,
@@ -460,28 +459,43 @@ class Directory(Place):
     def keep(
         self,
         name: str,  # of the file
-        slots,  # to which they belong
-        rows: np.ndarray,  # bytes, a row for each of these slots
+        numbers: np.ndarray,  # of the rows that they belong to: their keys, counted from `base`
+        rows: np.ndarray,  # bytes for each of these rows
     ):
-        "Write some bytes for some slots; the file has holes"
-        size = rows.shape[1]
-        if not self.holds or not size or not len(rows):
+        "Write some bytes for some rows, each with its number; the file has holes"
+        if not self.holds or not rows.size:
             return
-        path = self.file(name)
+        tags = (numbers + 1)[:, None].view(np.uint8)  # 0: nothing was written
+        self._write_records(name, numbers % self.ring, np.concatenate([rows, tags], 1))
+        if self.meta:
+            self.say(records={**self.meta['records'], name: rows.shape[1] + 8})
+
+    def _write_records(self, name, slots, records):
+        path, size = self.file(name), records.shape[1]
         try:
             with open_plain(path, None, self.who, os.O_RDWR | os.O_CREAT) as file:
                 file.truncate(self.ring * size)
-                for slot, row in zip(slots, rows):
-                    os.pwrite(file.fileno(), row.tobytes(), int(slot) * size)
+                for slot, record in zip(slots, records):
+                    os.pwrite(file.fileno(), record.tobytes(), int(slot) * size)
         except OSError as e:
             raise no_disk(self.who, path, size, e) from None
-        if self.meta:
-            self.say(records={**self.meta['records'], name: size})
 
-    def kept(self, name, slots, size) -> np.ndarray:  # uint8; None: there are none
-        "Return what was written; zeros for slots without anything"
-        if size and os.path.lexists(self.file(name)):
-            return self._mapped(name, (self.ring, size), np.uint8)[slots]
+    def kept(self, name, numbers, size) -> np.ndarray:  # uint8
+        "Return what was written for these rows; zeros where nothing was"
+        if not size or not os.path.lexists(self.file(name)):
+            return np.zeros((len(numbers), size), np.uint8)
+        records = self._mapped(name, (self.ring, size + 8), np.uint8)[numbers % self.ring]
+        tags = records[:, size:].copy().view(np.int64)[:, 0]
+        rows = records[:, :size].copy()
+        rows[tags != numbers + 1] = 0
+        return rows
+
+    def _drop_records(self, first, end):
+        "Drop what was written for rows that are gone, whose numbers others will have"
+        for name, size in self.meta['records'].items():
+            if os.path.lexists(self.file(name)):
+                records = self._mapped(name, (self.ring, size), np.uint8, self.writes)
+                records[np.arange(max(first, end - self.ring), end) % self.ring] = 0
 
     # ---- reserve and commit ----
 
@@ -505,6 +519,7 @@ class Directory(Place):
         c[REWINDS] += 1  # readers look at it, before rows change
         if first < c.item(COMMITTED):
             self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], first]))
+            self._drop_records(first, c.item(COMMITTED))
         super().rewind(end, floor)
         if c.item(FLUSHED) > first:
             c[FLUSHED] = first
@@ -527,6 +542,8 @@ class Directory(Place):
             for name, size in (self.arrays | self.meta['lasting'] | records).items():
                 if name == 'counters':
                     new.counters[:] = self.counters
+                elif name in records and not os.path.lexists(self.file(name)):
+                    continue  # no row had any
                 elif size == 0:
                     _link(_plain(self.file(name), self.who), new.file(name))
                 else:
@@ -538,7 +555,8 @@ class Directory(Place):
                         if name not in records:
                             to[keys % ring] = rows
                         else:
-                            new.keep(name, keys[rows.any(1)] % ring, rows[rows.any(1)])
+                            there = rows.any(1)
+                            new._write_records(name, keys[there] % ring, rows[there])
             for entry in os.scandir(self.folder):
                 if entry.is_dir(follow_symlinks=False):
                     other = new.new_folder(entry.name)
@@ -595,62 +613,10 @@ class Directory(Place):
             f'{self.path}: the machine restarted before rows were flushed; {lost:_} rows are lost'
         )
         self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], c.item(FLUSHED)]))
+        self._drop_records(c.item(FLUSHED), c.item(COMMITTED))
         c[RESERVED], c[COMMITTED] = max(c[RESERVED], c[LIMIT]), c[FLUSHED]
 
     # ---- checkpoints ----
-
-    def put_aside(
-        self,
-        name: str,  # of an array
-    ) -> str:  # what it is found by; None: this process may not write
-        "Keep a copy of an array as it is now; the last three are kept"
-        if self._lock is None or not self.meta:
-            return None
-        folder = self.new_folder('saved')
-        copies = [p for p in folder.iterdir() if p.stem.isdecimal()]
-        number = max((int(p.stem) for p in copies), default=0) + 1
-        path = folder / f'{number}.{name}'
-        try:
-            shutil.copyfile(self.file(name), path)
-        except OSError as e:
-            raise no_disk(self.who, path, self.file(name).stat().st_size, e) from None
-        for p in copies:
-            if int(p.stem) < number - 2:
-                p.unlink()
-        return f'{number}'
-
-    def aside(
-        self,
-        found_by: str,  # as `put_aside` gave it
-        name: str,  # of an array
-        dtype,  # of its elements
-    ) -> np.ndarray:  # None: it was removed by newer ones
-        "Return an array that was put aside; it has fewer slots if the memory has grown since"
-        if not found_by.isdecimal() or not self.meta:
-            return None
-        file = self.new_folder('saved') / f'{found_by}.{name}'
-        size = np.dtype(dtype).itemsize
-        try:
-            with open_plain(file, self.ring * size, self.who) as opened:
-                data = opened.read()
-        except FileNotFoundError:
-            return None
-        if not data or len(data) % size:
-            raise StateError(self.who, f'{file} is damaged', f'{len(data):_} bytes')
-        return np.frombuffer(data, dtype)
-
-    def told(self, kind: str, end: int) -> int:
-        "Return the key up to which priorities of this kind of sampler are saved"
-        told = min(self.told_to, end)
-        was = self.meta.get('priorities')
-        if was == kind:
-            return told
-        if was and told > self.base:
-            warnings.warn(
-                f'{self.who}: the priorities in {self.path} are of {was}, and those of {kind} are '
-                'asked for: all rows begin with the largest one'
-            )
-        return 0
 
     def refers(self) -> dict:
         "Return what a state says of where its rows are"

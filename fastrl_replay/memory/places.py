@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['RESERVED', 'COMMITTED', 'FLOOR', 'TOLD', 'AGE_SUM', 'AGE_MAX', 'FLUSHED', 'LIMIT', 'REWINDS', 'OF_STORE',
-           'N_COUNTERS', 'AGES', 'STORE_END', 'CHECK', 'EVER', 'SHOWN', 'aligned', 'in_parts', 'runs', 'Place',
-           'MainMemory']
+           'N_COUNTERS', 'AGES', 'STORE_END', 'CHECK', 'SHOWN', 'aligned', 'in_parts', 'runs', 'Place', 'MainMemory']
 
 # %% ../../nbs/memory/places.ipynb #125a957a
 import numpy as np
@@ -52,7 +51,6 @@ AGES = slice(AGE_SUM, AGE_MAX + 1)
 # a store's are those from `OF_STORE` to the first of these
 STORE_END = 60
 CHECK = 61
-EVER = 62
 SHOWN = 63
 
 
@@ -164,17 +162,11 @@ class Place:
     def lasting(self, name, dtype) -> np.ndarray:
         return None  # an array by slot that lasts; None: none does
 
-    def told(self, kind, end) -> int:
-        return 0  # up to which row there are priorities of such a sampler
+    def keep(self, name, numbers, rows):
+        "Write some bytes for some rows"
 
-    def aside(self, found_by, name, dtype) -> np.ndarray:
-        return None  # such a copy; None: it is gone
-
-    def keep(self, name, slots, rows):
-        "Write some bytes for some slots"
-
-    def kept(self, name, slots, size) -> np.ndarray:
-        return None  # what was written; None: nothing
+    def kept(self, name, numbers, size) -> np.ndarray:
+        return np.zeros((len(numbers), size), np.uint8)  # what was written; zeros: nothing
 
     def refers(self) -> dict:
         return None  # what a state says instead of rows; None: it holds them

@@ -7,6 +7,7 @@ __all__ = ['Proportional', 'Ranked', 'sampler_of_kind']
 
 # %% ../../nbs/memory/priorities.ipynb #d7a0e012
 from inspect import signature
+import warnings
 import numpy as np, torch
 from ..steps.compiled import njit
 from fastrl_replay.steps.errors import (
@@ -18,20 +19,20 @@ from fastrl_replay.steps.errors import (
     whole,
 )
 from .draws import throw_darts
-from .places import EVER
+from .places import Place, in_parts
 from .ranktree import RankTree
 from .samplers import SAMPLERS, Sampler
-from .sumtree import LARGEST, SumTree, find_mass
-from ..steps.states import array, checked, integer, real
+from .sumtree import LARGEST, SMALLEST, SumTree, find_mass
+from ..steps.states import array, checked, real
 
 # %% ../../nbs/memory/priorities.ipynb #fda0a560
 _u = np.uint64  # unsigned places spare kernels a test for negative ones
 
 
 @njit
-def _as_slots(keys, td, ring, worth, slots, p):
+def _as_slots(keys, td, ring, power, slots, p):
     "From keys to slots and from errors to (|td| + eps)**alpha; -1, or what says where one is wrong"
-    (oldest, end, capacity), (eps, alpha) = ring, worth
+    (oldest, end, capacity), (eps, alpha) = ring, power
     start = oldest - oldest % capacity
     for i in range(len(keys)):
         if keys[i] < oldest or keys[i] >= end:
@@ -39,9 +40,10 @@ def _as_slots(keys, td, ring, worth, slots, p):
         if not abs(td[i]) < np.inf:
             return i  # an error that is no number
         slot = keys[i] - start
-        slots[_u(i)], p[_u(i)] = slot if slot < capacity else slot - capacity, abs(td[i]) + eps
+        slots[_u(i)], worth = slot if slot < capacity else slot - capacity, abs(td[i]) + eps
         if alpha != 1:
-            p[_u(i)] = p[_u(i)] ** alpha
+            worth = worth**alpha
+        p[_u(i)] = min(max(worth, SMALLEST), LARGEST)
     return -1
 
 
@@ -66,7 +68,7 @@ def _draw(nodes, starts, throw, ring, mass, keys, p):
 
 # %% ../../nbs/memory/priorities.ipynb #b9c21ce4
 class _Prioritized(Sampler):
-    "Keys with priorities: what new ones get, what errors are worth"
+    "Keys with priorities in a tree, where the slot of a key is `key % capacity`"
 
     def __init__(self, capacity, alpha, eps, seed, stratified, max_ever):
         who = type(self).__name__
@@ -83,292 +85,148 @@ class _Prioritized(Sampler):
         super().clear()
         self.tree = self._new_tree(self.capacity)
         self.largest_ever = 1.0
-        # by slot: was its key inserted? Used where keys must be
-        self._inserted = np.zeros(self.capacity if self.waits else 0, bool)
-        self._file = None  # where priorities are written down besides
-
-    def _throw(self, n, mass):
-        "Darts"
-        darts = np.empty(n)
-        throw_darts(self._seed, self._count, mass, self.stratified, darts)
-        return darts
+        self._file = self._place = None  # where priorities are written, too
 
     _power = 1.0  # of |td| + eps, which is a priority
 
     kind = property(lambda self: f'{type(self).__name__} with alpha={float(self.alpha):g}')
 
     def __getstate__(self):  # the settings
-        own = 'tree', 'place', '_inserted', '_ends', '_file'
+        own = 'tree', '_ends', '_file', '_place'
         return {k: v for k, v in vars(self).items() if k not in own}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
         self.clear()
 
-    def _note_largest(self):
-        "Before priorities change: the largest may be about to go"
-        if not self.max_ever:
-            return
-        self.largest_ever = max(self.largest_ever, self.tree.largest)
-        if self._file is not None and self.place.holds:
-            self.place.counters.view(np.float64)[EVER] = self.largest_ever
-
-    def _set(self, slots, p):
-        self._note_largest()
-        return self.tree.try_update(slots, p)
-
-    def added(
-        self,
-        first: int,  # of the new keys
-        end: int,  # one more than the last of them
-        oldest: int = 0,  # keys before this one are gone
-        p: np.ndarray = None,  # what the new keys get; None: the largest priority
-    ):
-        "Keys that came and went"
-        gone = self.first
-        left = self.end
-        oldest = int(max(oldest, gone if left > gone else first, end - self.capacity))
-        # Python integers: numpy's can't go into a checkpoint
-        first = int(first)
-        end = int(end)
-        if self.waits:
-            leave = np.arange(gone, min(oldest, left))
-            self._note_largest()
-            self.tree.roll(gone, min(oldest, left), end, end)
-            self._inserted[leave % self.capacity] = False
-            return vars(self).update(first=oldest, end=end)
-        come = max(first, oldest)
-        if p is not None:
-            self._check_new(p, end - first)
-        self.tree.roll(gone, min(oldest, left), come, end, self._of_ever())
-        if p is not None:
-            self._set(np.arange(come, end) % self.capacity, p[come - first :])
-        if self._file is not None:
-            self._write_down(np.arange(come, end))
-        vars(self).update(first=oldest, end=end)  # in one call, which no interrupt divides
-        if self._file is not None and self.place.holds:
-            self.place.told_to = end
-
-    def _of_ever(self) -> float:  # -1: new keys don't get the largest priority ever
-        self._note_largest()
-        return self.largest_ever if self.max_ever else -1.0
-
-    def _check_new(self, p, n):
-        "Raise where these can't be the priorities of `n` new keys"
-        if len(p) == n and (p <= LARGEST).all() and (p >= 0).all():
-            return
-        found = f'{len(p)}, from {np.min(p, initial=np.inf)} to {np.max(p, initial=0)}'
-        raise ArgumentError(
-            type(self).__name__,
-            'priorities of new keys',
-            found,
-            f'{n} numbers, from 0 to {LARGEST:g}',
-        )
+    def forget(self, oldest):
+        "Take note that rows with keys before this one are gone"
+        gone = np.arange(self.first, min(oldest, self.first + self.capacity))
+        if len(gone):
+            self.tree.discard(gone % self.capacity)
+            super().forget(oldest)
+            # the rows that come into their slots may never be drawable
+            if self.waits and self._file is not None and self._place.holds:
+                self._file[gone % len(self._file)] = 0
 
     def update(
         self,
-        keys: np.ndarray,  # int64, all of them present
-        td: np.ndarray,  # float64
+        keys: np.ndarray,  # int64, of rows in memory
+        td: np.ndarray = None,  # float64, their TD errors; None: they get the largest priority
     ):
-        "TD errors of these keys; where a key comes twice, the last one counts"
+        "Set priorities, from TD errors; where a key comes twice, the last one counts"
         n = len(keys)
         who = type(self).__name__
-        if len(td) != n:
-            raise ArgumentError(who, 'TD errors', len(td), f'{n}, one for each key')
         slots = np.empty(n, np.int64)
         p = np.empty(n)
-        bad = _as_slots(
-            keys, td, (self.first, self.end, self.capacity), (self.eps, self._power), slots, p
-        )
-        if bad < -1:
-            raise StaleKey(
-                who, 'a key that is not here', keys[-2 - bad], f'{self.first} to {self.end - 1}'
-            )
-        if bad < 0:
-            bad = self._set(slots, p)
-        if bad >= 0:
-            self._refuse(bad, td)
-        if self._file is not None:
-            self._write_down(keys)
-
-    def priorities(
-        self,
-        td,  # TD errors
-    ) -> np.ndarray:  # what `added` takes
-        "What TD errors are worth; an error where one isn't finite"
-        td = np.asarray(td, np.float64)
-        p = np.power(np.abs(td) + self.eps, self._power)
-        bad = ~(p <= LARGEST) | ~np.isfinite(td)
-        if bad.any():
-            self._refuse(int(bad.argmax()), td)
-        return p
-
-    def _refuse(self, i, td):
-        raise ArgumentError(
-            type(self).__name__,
-            f'TD error at place {i}',
-            td[i],
-            f'a finite number, whose priority is at most {LARGEST:g}',
-        )
+        if td is None:
+            np.remainder(keys, self.capacity, slots)
+            p.fill(self.largest_ever if self.max_ever else self.tree.largest)
+            p[p <= SMALLEST] = 1.0
+        elif len(td) != n:
+            raise ArgumentError(who, 'TD errors', len(td), f'{n}, one for each key')
+        else:
+            ring = self.first, self.end, self.capacity
+            bad = _as_slots(keys, td, ring, (self.eps, self._power), slots, p)
+            if bad < -1:
+                present = f'{self.first} to {self.end - 1}'
+                raise StaleKey(who, 'a key that is not here', keys[-2 - bad], present)
+            if bad >= 0:
+                raise ArgumentError(who, f'TD error at place {bad}', td[bad], 'a finite number')
+        self.tree.try_update(slots, p)
+        if self.max_ever:
+            self.largest_ever = max(self.largest_ever, self.tree.largest)
+        if self._file is not None and self._place.holds:  # a forked child has its parent's file
+            self._file[keys % len(self._file)] = p
 
     def state_dict(self) -> dict:
-        "Counters, and the priorities in the order of the keys, or where a copy of their file is"
-        self._note_largest()
-        if self._file is not None and not self.waits:
-            aside = self.place.put_aside('priorities')
-            if aside:
-                state = Sampler.state_dict(self)
-                return dict(state, largest_ever=self.largest_ever, priorities=aside)
-        keys = self._keys()
-        if self.waits:
-            slots = self.tree.by_age(keys % self.capacity)
-            keys = self.first + (slots - self.first) % self.capacity
-        p = torch.from_numpy(self.tree[keys % self.capacity])
-        state = dict(Sampler.state_dict(self), largest_ever=self.largest_ever, priorities=p)
-        return dict(state, inserted=torch.from_numpy(keys)) if self.waits else state
+        "Return counters, and the priorities in the order of the keys; 0: can't be drawn"
+        p = self.tree.leaves[np.arange(self.first, self.end) % self.capacity]
+        state = super().state_dict()
+        return dict(state, largest_ever=self.largest_ever, priorities=torch.from_numpy(p))
 
     def check_state(self, state: dict):
-        "The same, with priorities that the tree can take"
-        who = type(self).__name__
-        state = Sampler.check_state(self, state)
-        n = state['end'] - state['first']
-        if n > self.capacity:
-            raise StateError(who, 'more saved keys than there is room for', n, self.capacity)
-        form = dict(largest_ever=real(0, LARGEST))
-        if self.waits:
-            inserted = array(np.int64, None, low=state['first'], high=state['end'] - 1)
-            form['inserted'] = inserted
-            keys = checked(who, dict(inserted=inserted), state, more=True)['inserted']
-            n = len(keys)
-            if len(np.unique(keys)) < n:
-                raise StateError(who, 'a saved key twice')
-        form['priorities'] = array(np.float64, n, low=0, high=LARGEST)
-        return checked(who, form, state, more=True)
+        "Return the state for `load_state_dict`; a `StateError` if damaged or of another sampler"
+        state = super().check_state(state)
+        p = array(np.float64, state['end'] - state['first'], low=0, high=LARGEST)
+        form = dict(largest_ever=real(0, LARGEST), priorities=p)
+        return checked(type(self).__name__, form, state, more=True)
 
     def load_state_dict(self, state: dict):
         "Continue where `state` was saved"
         ready = self.check_state(state)
-        place = self.place
         self.clear()
-        self.open(place)
-        Sampler.load_state_dict(self, state)
+        super().load_state_dict(state)
         self.largest_ever = ready['largest_ever']
-        first, end, p = ready['first'], ready['end'], ready['priorities']
-        self.first = self.end = 0
-        if not self.waits:
-            return self.added(first, end, first, p)
-        self.added(first, end, first)
-        slots = ready['inserted'] % self.capacity
-        self._inserted[slots] = True
-        self._set(slots, p.copy())
+        self._put(np.arange(self.first, self.end), ready['priorities'])
 
-    def _keys(self):
-        "Return the keys that can be drawn, oldest first"
+    def _put(self, keys, p):
+        "Give these keys these priorities, unless they are 0"
+        there = p > 0
+        self.tree.try_update(keys[there] % self.capacity, p[there])
+
+    @property
+    def keys(self) -> np.ndarray:
+        "Those that can be drawn, oldest first"
         keys = np.arange(self.first, self.end)
-        return keys[self._inserted[keys % self.capacity]] if self.waits else keys
+        return keys[self.tree.leaves[keys % self.capacity] > 0]
 
     def kept(self) -> np.ndarray:
         "Return |td| + eps, or a power of it, of each key that can be drawn, oldest first"
-        return self.tree[self._keys() % self.capacity]
+        p = self.tree.leaves[self.keys % self.capacity]
+        return np.where(p > SMALLEST, p, 0)
 
     def __len__(self):
-        return np.count_nonzero(self._inserted) if self.waits else self.end - self.first
+        return np.count_nonzero(self.tree.leaves)
 
-    @property
-    def nbytes(self):
-        "Bytes reserved"
-        return self.tree.nbytes + self._inserted.nbytes
-
-    def insert(self, keys):
-        "Let keys that were added be drawn from now on, with the largest priority"
-        largest = self._of_ever()
-        if largest < 0:
-            largest = self.tree.largest or 1.0
-        slots = keys % self.capacity
-        self._inserted[slots] = True
-        self._set(slots, np.full(len(keys), largest))
-        if self._file is not None:
-            self._write_down(keys)
+    nbytes = property(lambda self: self.tree.nbytes, doc='Bytes reserved')
 
     def sample(
         self,
         n: int,  # how many keys
     ) -> tuple:  # keys (int64), and the probability of each
         "Draw `n` keys"
-        if not (self.waits and self.tree.largest) and not len(self):
+        mass = self.mass
+        if not mass:
             raise NotEnoughRows(type(self).__name__, 'keys to draw', 0, 'at least 1')
-        drawn = self._hit(n, self.mass)
+        keys = np.empty(n, np.int64)
+        p = self._draw((self._seed, self._count, self.stratified), mass, keys)
         self._count += int(n)
-        return drawn
+        return keys, p
 
-    def open(self, place):
-        "The memory lies here, and what the largest priority ever was"
-        Sampler.open(self, place)
-        if place is None or not place.meta or place.meta.get('priorities') != self.kind:
-            return
-        ever = place.counters.view(np.float64).item(EVER)
-        if ever <= LARGEST:
-            self.largest_ever = max(self.largest_ever, ever)
+    sample.trusted = True  # what it gives needs no check
 
-    def settle(self):
-        "From now on, priorities are written down as well; those that there are, at once"
-        place = self.place
-        file = self.place.lasting('priorities', np.float64)
-        if file is None or not place.holds:
+    def attach(
+        self,
+        place: Place,  # of the memory
+        told: int,  # use the priorities that are there for keys before this one
+    ):
+        "Keep priorities in a file of the memory, too, if it has files"
+        file = place.lasting('priorities', np.float64)
+        if file is None:
             return
-        if place.meta.get('priorities') != self.kind:
-            place.told_to = place.base  # those of another kind
+        kind = place.meta.get('priorities')
+        if kind and kind != self.kind and told > self.first:
+            warnings.warn(
+                f'{place.who}: the priorities in {place.path} are of {kind}, and those of '
+                f'{self.kind} are asked for: all rows begin with the largest one'
+            )
+        for keys in in_parts(self.first, self.end, 2**20):
+            slots = keys % self.capacity
+            p = self.tree.leaves[slots]
+            if kind == self.kind:
+                known = np.where((keys < told) & (p > 0), file[keys % len(file)], 0)
+                if not ((known >= 0) & (known <= LARGEST)).all():
+                    where = place.file('priorities')
+                    raise StateError(
+                        place.who, f'{where} is damaged', f'{known.min()} to {known.max()}'
+                    )
+                self._put(keys, known)
+            if place.holds:
+                file[keys % len(file)] = self.tree.leaves[slots]
+        if place.holds:
             place.say(priorities=self.kind)
-        self._file, place.counters.view(np.float64)[EVER] = file, self.largest_ever
-        self._write_down(self._keys())
-        if not self.waits:
-            place.told_to = self.end
-
-    def _write_down(self, keys):
-        if self.place.holds:  # a forked child has its parent's file
-            self.tree.write_keys(keys, self._file)
-
-    def reopen(self, oldest, end):
-        "Go on with the priorities of these keys"
-        told = self.place.told(self.kind, end)
-        file = self.place.lasting('priorities', np.float64)
-        if file is None or told <= oldest:
-            return
-        try:
-            self.added(oldest, told, oldest, file[np.arange(oldest, told) % len(file)])
-        except ArgumentError as e:
-            raise StateError(
-                self.place.who, f'{self.place.file("priorities")} is damaged', e
-            ) from None
-
-    def recall(self, keys):
-        "Give inserted keys the priorities that were written down"
-        file = self.place.lasting('priorities', np.float64)
-        if file is None:
-            return
-        p = file[keys % len(file)]
-        if self._set(keys % self.capacity, p) >= 0:
-            where = self.place.file('priorities')
-            raise StateError(self.place.who, f'{where} is damaged', f'{p.min()} to {p.max()}')
-
-    def found(self, state):
-        "Return a state with its priorities, read from their copy; None: newer copies replaced it"
-        if not isinstance(state, dict) or not isinstance(state.get('priorities'), str):
-            return state
-        file = self.place and self.place.aside(state['priorities'], 'priorities', np.float64)
-        if file is None:
-            return None
-        state = checked(self.place.who, dict(first=integer(), end=integer()), state, more=True)
-        n = min(max(state['end'] - state['first'], 0), len(file))
-        return dict(
-            state,
-            priorities=torch.from_numpy(
-                file[np.arange(state['end'] - n, state['end']) % len(file)]
-            ),
-        )
-
-# %% ../../nbs/memory/priorities.ipynb #513b2c84
-_Prioritized.sample.trusted = True
+            self._file, self._place = file, place
 
 # %% ../../nbs/memory/priorities.ipynb #1b88ef89
 class Proportional(_Prioritized, named='proportional'):
@@ -391,36 +249,26 @@ class Proportional(_Prioritized, named='proportional'):
         return SumTree(capacity, self.keeps_least)
 
     _power = property(lambda self: float(self.alpha))
+    mass = total = property(lambda self: self.tree.total, doc='The sum of all priorities')
 
     @property
     def least(self):
         "The smallest probability of a key that can be drawn"
         if not self.keeps_least:
             raise AttributeError('it is kept with least=True only')
-        return self.tree.smallest / self.tree.total if self.tree.total else 1 / max(len(self), 1)
+        smallest = self.tree.smallest
+        return smallest / self.mass if smallest < np.inf else 1 / max(len(self), 1)
 
-    total = property(lambda self: self.tree.total, doc='The sum of all priorities')
-
-    @property
-    def mass(self):
-        "The same, or how many keys there are where they are all 0"
-        return self.tree.total or float(max(len(self), 1))
-
-    def _hit(self, n, mass):
-        "Return the keys that `n` darts hit and their probabilities, equal if all priorities are 0"
-        tree = self.tree
-        keys = np.empty(n, np.int64)
-        p = np.empty(n)
-        if tree.total:
-            throw = self._seed, self._count, self.stratified
-            _draw(tree.nodes, tree.starts, throw, (self.first, self.capacity), mass, keys, p)
-            return keys, p
-        at = np.minimum(self._throw(n, mass).astype(np.int64), len(self) - 1)
-        return self._keys()[at], np.full(n, 1 / mass)
+    def _draw(self, throw, mass, keys):
+        "Fill `keys`, and return their probabilities"
+        p = np.empty(len(keys))
+        _draw(self.tree.nodes, self.tree.starts, throw, (self.first, self.capacity), mass, keys, p)
+        return p
 
     def probabilities(self) -> np.ndarray:
-        "The probability of each key that can be drawn, oldest first"
-        return self.kept() / self.mass if self.tree.total else np.full(len(self), 1 / self.mass)
+        "Return the probability of each key that can be drawn, oldest first"
+        p = self.kept()
+        return p / self.mass if p.any() else np.full(len(p), 1 / max(len(p), 1))
 
 # %% ../../nbs/memory/priorities.ipynb #96fd7784
 @njit
@@ -458,34 +306,35 @@ class Ranked(_Prioritized, named='rank'):
         self._ends = np.empty(0)
         return RankTree(capacity)
 
-    def _masses(self):
-        "The running sum of rank**-alpha, for at least as many ranks as there are keys"
+    @property
+    def mass(self):
+        "The sum of 1/rank**alpha"
         here = len(self.tree)
         if len(self._ends) < here:
+            # the running sum for at least as many ranks as there are keys
             self._ends = np.cumsum(np.arange(1.0, min(2 * here, self.capacity) + 1) ** -self.alpha)
-        return self._ends
+        return float(self._ends[here - 1]) if here else 0.0
 
-    mass = property(
-        lambda self: float(self._masses()[len(self.tree) - 1]) if len(self.tree) else 1.0,
-        doc='The sum of 1/rank**alpha',
-    )
-    least = property(
-        lambda self: max(max(len(self.tree), 1) ** -float(self.alpha) / self.mass, _TINY),
-        doc='The smallest probability of a key, whose weight is 1; at least a tiny number',
-    )
+    @property
+    def least(self):
+        "The smallest probability of a key, whose weight is 1; at least a tiny number"
+        here = len(self.tree)
+        return max(here ** -float(self.alpha) / self.mass, _TINY) if here else 1.0
 
-    def _hit(self, n, mass):
-        "The keys of the ranks in whose pieces `n` darts stick, and their probabilities"
-        ranks, keys = np.empty((2, n), np.int64)
-        _ranks(self._masses(), len(self.tree), self._throw(n, mass), ranks)
+    def _draw(self, throw, mass, keys):
+        "Fill `keys`, and return their probabilities"
+        darts = np.empty(len(keys))
+        throw_darts(*throw[:2], mass, throw[2], darts)
+        ranks = np.empty_like(keys)
+        _ranks(self._ends, len(self.tree), darts, ranks)
         self.tree.select_into(ranks, keys)
         _as_keys(keys, self.first, self.capacity)
-        return keys, ranks ** -float(self.alpha) / mass
+        return ranks ** -float(self.alpha) / mass
 
     def probabilities(self) -> np.ndarray:
-        "The probability of each key that can be drawn, oldest first"
-        slots = self._keys() % self.capacity
-        return self.tree.rank(slots) ** -float(self.alpha) / self.mass
+        "Return the probability of each key that can be drawn, oldest first"
+        ranks = self.tree.rank(self.keys % self.capacity)
+        return ranks ** -float(self.alpha) / max(self.mass, _TINY)
 
 # %% ../../nbs/memory/priorities.ipynb #6c1a20b5
 def sampler_of_kind(

@@ -28,73 +28,74 @@ def left_out(
     "The methods among these that its class does not override"
     return [n for n in names if getattr(type(x), n) is getattr(base, n)]
 
-
-class _Refusing:
-    "What a sampler may leave out"
-
-    def sample(self, n: int) -> tuple:
-        self._lack('sample')  # keys, and the probability of each
-
-    def priorities(self, td) -> np.ndarray:
-        self._lack('priorities')  # what `added` takes, from errors of new rows
-
-    def insert(self, keys):
-        self._lack('insert')  # keys that were added can be drawn from now on
-
-    def _lack(self, method):
-        raise NotImplementedError(problem(type(self).__name__, f'it has no `{method}`'))
-
-    def lacks(
-        self,
-        *methods,  # names
-    ) -> list:
-        "The methods among these that it does not define"
-        return left_out(self, _Refusing, *methods)
-
 # %% ../../nbs/memory/samplers.ipynb #85050311
 SAMPLERS = {}  # each class of samplers by the name that a memory takes as `kind`
 
 # %% ../../nbs/memory/samplers.ipynb #85050312
-class Sampler(_Refusing, Draws):
-    "The base of samplers: which keys there are, random numbers, checkpoints"
+class Sampler(Draws):
+    "The base of samplers, which knows what rows there are; your own defines at least `sample`"
 
-    # True: keys that came with several blocks may be told at once, when the sampler is next used
-    counts_only = False
+    columns = ()  # columns of new rows that `added` wants to see
     replacement = False  # True: one key is enough for a batch
-    # True: a key can be drawn only when `insert` has named it. A replay of sequences sets it
+    # True: a key can be drawn only when `update` has named it. A replay of sequences sets it
     waits = False
-    capacity = None  # how many keys there can be at a time; None: any number
+    capacity = 2**62  # how many rows there can be at a time; a replay sets it
     keeps_least = True  # is `least` known?
-    first = end = 0  # the keys that can be drawn: first, …, end-1
+    first = end = 0  # the rows in memory have keys first, …, end-1
     nbytes = 0  # reserved
     kind = property(lambda self: type(self).__name__, doc='What a checkpoint is of')
     least = property(lambda self: 1 / max(len(self), 1), doc='The smallest probability of a key')
     mass = property(lambda self: max(len(self), 1), doc='The sum of priorities')
+    keys = property(
+        lambda self: np.arange(self.first, self.end), doc='Those that can be drawn, oldest first'
+    )
 
     def __init_subclass__(cls, named: str = None):  # None: by the name of the class
         if cls.__name__[0] != '_':
             SAMPLERS[named or cls.__name__] = cls
 
     def clear(self):
-        "As before the first key"
+        "Forget all keys"
         super().clear()
         self.first = self.end = 0
-        self.place = None  # where the memory lies, when that is known
 
-    def added(self, first: int, end: int, oldest: int = 0, p=None):
-        "These keys were added, and those before `oldest` evicted"
-        first = self.first if self.end > self.first else first
-        # in one call, which no interrupt divides
-        vars(self).update(first=int(max(oldest, first)), end=int(end))
+    def added(
+        self,
+        keys: np.ndarray,  # int64, of new rows; after an interrupt, the same keys may come again
+        columns: dict = None,  # arrays, by the names in the attribute `columns`
+    ):
+        "Take note of new rows; older rows in the same slots are gone"
+        if self.first == self.end:
+            self.first = int(keys[0])
+        self.end = int(keys[-1]) + 1
+        self.forget(self.end - self.capacity)
 
-    def update(self, keys, td):
-        "TD errors of these keys; here they change nothing"
+    def forget(self, oldest: int):
+        "Take note that rows with keys before this one are gone"
+        self.first = max(self.first, oldest)
+        self.end = max(self.end, self.first)
+
+    def update(
+        self,
+        keys: np.ndarray,  # int64, of rows in memory
+        td: np.ndarray = None,  # their TD errors; None: they are new
+    ):
+        "Let these keys be drawn from now on, by these TD errors"
+
+    def sample(
+        self,
+        n: int,  # how many keys
+    ) -> tuple:  # keys (int64), and the probability of each
+        "Draw keys"
+        raise NotImplementedError(problem(type(self).__name__, 'it has no `sample`'))
 
     def probabilities(self) -> np.ndarray:
+        "Return the probability of each key that can be drawn, oldest first"
         return np.full(len(self), 1 / max(len(self), 1))
 
     def kept(self) -> np.ndarray:
-        return self.probabilities()  # priorities of what can be drawn, where it has some
+        "Return the priority of each key that can be drawn, oldest first"
+        return self.probabilities()
 
     def __len__(self):
         return self.end - self.first
@@ -103,7 +104,7 @@ class Sampler(_Refusing, Draws):
         return f'<{self.kind}>'
 
     def state_dict(self) -> dict:  # plain data and tensors
-        "What a checkpoint holds"
+        "Return what a checkpoint holds"
         return dict(
             kind=self.kind, seed=int(self._seed), count=self._count, first=self.first, end=self.end
         )
@@ -123,7 +124,7 @@ class Sampler(_Refusing, Draws):
                 self.kind,
                 'build it as the saved one was built',
             )
-        if state['first'] > state['end']:
+        if not 0 <= state['end'] - state['first'] <= self.capacity:
             raise StateError(who, 'saved keys', f"{state['first']} to {state['end'] - 1}")
         return state
 
@@ -135,31 +136,16 @@ class Sampler(_Refusing, Draws):
         self.first = state['first']
         self.end = state['end']
 
-    def open(
+    def attach(
         self,
-        place: Place,  # where arrays that must last can be had, as `place.lasting(name, dtype)`
+        place: Place,  # of the memory
+        told: int,  # use the priorities that are there for keys before this one
     ):
-        "The memory lies here; nothing is written there until `settle`"
-        self.place = place
-
-    def reopen(self, oldest: int, end: int):
-        "Go on with what lies there of these keys"
-
-    def recall(self, keys):
-        "Give inserted keys what lies there of them"
-
-    def settle(self):
-        "From now on, what changes may be written down there"
-
-    def found(self, state: dict):
-        "The state with what it left in the place; None: that is gone"
-        return state
+        "Keep priorities in the memory's place too, if what is there lasts; here, there are none"
 
 # %% ../../nbs/memory/samplers.ipynb #d959593f
 class Uniform(Sampler, named='uniform'):
     "Every key is as likely as any other"
-
-    counts_only = True
 
     def __init__(
         self,
@@ -173,7 +159,7 @@ class Uniform(Sampler, named='uniform'):
         super().clear()
         # or two samplers, used by two threads, would have one
         self._table = np.empty(0, np.int32)
-        # where keys wait: those that were inserted, oldest first, a part of `_room`
+        # where keys wait: those that `update` has named, oldest first, a part of `_room`
         self._keys = self._room = np.empty(0, np.int64)
         self._start = 0
         # the last probabilities, and of how many keys
@@ -207,19 +193,27 @@ class Uniform(Sampler, named='uniform'):
 
     sample.trusted = True  # what it gives needs no check
 
+    @property
+    def keys(self):
+        "Those that can be drawn, oldest first"
+        return self._keys if self.waits else super().keys
+
     def __len__(self):
         return len(self._keys) if self.waits else self.end - self.first
 
     nbytes = property(lambda self: self._room.nbytes, doc='Bytes reserved')
 
-    def added(self, first, end, oldest=0):
-        super().added(first, end, oldest)
+    def forget(self, oldest):
+        "Take note that rows with keys before this one are gone"
+        super().forget(oldest)
         if self.waits:
             gone = np.searchsorted(self._keys, oldest)
             vars(self).update(_keys=self._keys[gone:], _start=self._start + gone)
 
-    def insert(self, keys):
-        "Let keys that were added be drawn from now on; most are newer than those before"
+    def update(self, keys, td=None):
+        "Let these keys be drawn from now on; most are newer than those before"
+        if not self.waits or td is not None:
+            return
         at = np.searchsorted(self._keys, keys.min())
         newest = np.union1d(self._keys[at:], keys)
         n = at + len(newest)
@@ -233,17 +227,13 @@ class Uniform(Sampler, named='uniform'):
 
     def state_dict(self):
         state = super().state_dict()
-        return dict(state, inserted=torch.from_numpy(self._keys.copy())) if self.waits else state
-
-    def check_state(self, state):
-        state = super().check_state(state)
-        keys = array(np.int64, None, low=state['first'], high=state['end'] - 1)
-        return checked('Uniform', dict(inserted=keys), state, more=True) if self.waits else state
+        return dict(state, keys=torch.from_numpy(self._keys.copy())) if self.waits else state
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
         if self.waits:
-            keys = np.unique(self.check_state(state)['inserted'])
+            form = dict(keys=array(np.int64, None, low=self.first, high=self.end - 1))
+            keys = np.unique(checked('Uniform', form, state, more=True)['keys'])
             vars(self).update(_room=keys, _keys=keys, _start=0)
 
     def _equal_probabilities(self, n, here):
@@ -311,15 +301,7 @@ def drawn(
                 remedy,
             )
     p = np.full(n, p, np.float64)  # a new array, because weights are written into it
-    _refuse_drawn(who, sampler, keys, p)
-    return keys.astype(np.int64), p
-
-
-def _refuse_drawn(who, sampler, keys, p):
-    low = sampler.first
-    end = sampler.end
     wrong = ~((p > 0) & (p <= 1 + 1e-6))
-    gone = (keys < low) | (keys >= end) if end else np.zeros(len(keys), bool)
     if wrong.any():
         raise ArgumentError(
             who,
@@ -328,5 +310,8 @@ def _refuse_drawn(who, sampler, keys, p):
             'more than 0, at most 1',
             'give the probability with which it was drawn',
         )
-    if gone.any():
-        raise ArgumentError(who, 'a key that was not added', keys[gone][0], f'{low} to {end - 1}')
+    gone = (keys < sampler.first) | (keys >= sampler.end)
+    if sampler.end and gone.any():
+        there = f'{sampler.first} to {sampler.end - 1}'
+        raise ArgumentError(who, 'a key that was not added', keys[gone][0], there)
+    return keys.astype(np.int64), p

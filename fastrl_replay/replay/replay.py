@@ -6,7 +6,7 @@
 __all__ = ['PARTS', 'COUNTERS', 'Replay', 'scheduled', 'as_fraction']
 
 # %% ../../nbs/replay/replay.ipynb #16245205
-import io, os, warnings
+import io, os
 from copy import copy
 from fractions import Fraction
 from functools import lru_cache
@@ -148,25 +148,21 @@ class Replay(Pipe):
                 'a Sampler, such as Uniform()',
                 f'sampler={sampler.__name__}(…)' if is_class else None,
             )
-        if sampler.lacks('sample'):
+        if left_out(sampler, Sampler, 'sample'):
             raise ArgumentTypeError(
                 who, 'sampler', f'{kind} without sample', 'one that draws', 'add this method'
             )
-        room = self.max_sz if sampler.capacity is None else sampler.capacity
-        if view.follows and sampler.lacks('insert'):
+        told = view.follows or initial is not None
+        if told and left_out(sampler, Sampler, 'update'):
             raise ArgumentTypeError(
-                who, 'sampler', f'{kind} without insert', 'one that is told which keys to draw'
+                who, 'sampler', f'{kind} without update', 'one that takes keys and their TD errors'
             )
-        if initial is not None and sampler.lacks('priorities'):
+        if sampler.capacity < self.max_sz:
             raise ArgumentError(
                 who,
                 'sampler',
-                kind,
-                'one that turns the TD errors of new rows into priorities, as initial= asks',
-            )
-        if room < self.max_sz:
-            raise ArgumentError(
-                who, 'sampler', f'room for {room} keys', f'room for max_sz={self.max_sz}'
+                f'room for {sampler.capacity} keys',
+                f'room for max_sz={self.max_sz}',
             )
         if self.weight_norm == 'memory' and not sampler.keeps_least:
             raise ArgumentError(
@@ -188,9 +184,6 @@ class Replay(Pipe):
         self.start_counting()
         self._unfollowed = None
         self._ones = np.ones(self.bs)
-        self._tells_later = (
-            self.sampler.counts_only and not self.view.follows and self._initial is None
-        )
 
     def _new_parts(self, older=None):  # a memory whose place the new one will take
         "Memory, sampler and view by name, with nothing in them"
@@ -209,15 +202,21 @@ class Replay(Pipe):
             older,
             view.counted,
             after=vars(self).get('memory'),
-            align=sampler.capacity or 1,
+            align=self.max_sz,
         )
-        sampler = sampler.fresh(waits=view.follows)
+        sampler = sampler.fresh(waits=view.follows, capacity=self.max_sz)
         view = view.fresh(memory, who)
         used = '_steps' in vars(self) and self._steps.dtype is not None
         steps = StepRows(who, lambda: memory, unsure=used)
         return dict(
-            memory=memory, sampler=sampler, view=view, _steps=steps, _opened=False, _rewinds=None
-        )  # do they go on with what lay there? And see `_go_back`
+            memory=memory,
+            sampler=sampler,
+            view=view,
+            _steps=steps,
+            _told=0,  # the sampler knows rows up to this key
+            _opened=False,  # do they go on with what lay there?
+            _rewinds=None,  # see `_go_back`
+        )
 
     def _check_columns(self, dtype):
         "Raise where such rows can't be drawn, or don't say what `initial` asks them"
@@ -245,14 +244,13 @@ class Replay(Pipe):
     ) -> np.ndarray:  # the rows' keys
         "Add rows to memory; a block that doesn't fit is refused whole, and nothing has changed"
         with self.lock:
-            if self._tells_later:
-                return self.memory.add(steps)
-            self._catch_up()  # where the last call was interrupted
             if self._initial is not None:
                 self._check_initial(steps)
+            if not self.view.follows:
+                return self.memory.add(steps)
+            self._catch_up()  # where the last call was interrupted
             stored = self.view.stored(steps)
-            if self.view.follows:
-                self._unfollowed = steps, self.memory.inserted
+            self._unfollowed = steps, self.memory.inserted
             keys = self.memory.add(stored)
             self._catch_up()
             return keys
@@ -262,20 +260,14 @@ class Replay(Pipe):
         # the memory says what is wrong
         if not isinstance(steps, Steps) or self._initial not in steps.dtype.names:
             return
-        try:
-            self.sampler.priorities(steps.rows[self._initial].ravel())
-        except ValueError as e:
-            raise BlockError(type(self).__name__, f'column {self._initial!r}: {e}') from None
-
-    def _initial_priorities(self, first, end):
-        "What these rows say of their priorities, if they are asked"
-        if self._initial is None or first >= end:
-            return {}
-        keys, (line, store, _) = np.arange(first, end), self.memory.parts
-        td = store.some_columns(keys % line.ring, (self._initial,))[self._initial]
-        # another process may have overwritten some meanwhile
-        gone = keys < self.memory.oldest
-        return dict(p=self.sampler.priorities(np.where(gone, 0, td)))
+        td = steps.rows[self._initial].ravel()
+        if not np.isfinite(td).all():
+            raise BlockError(
+                type(self).__name__,
+                f'column {self._initial!r}',
+                td[~np.isfinite(td)][0],
+                'a finite TD error in each row',
+            )
 
     def _own_steps(self):
         "The stage of own steps at the top of the chain; None: there is another one, or none"
@@ -371,10 +363,8 @@ class Replay(Pipe):
         if self.view.follows:
             self._follow(end)
             return len(self.view)
-        sampler = self.sampler
-        if self._opened and (sampler.end != end or sampler.first < oldest):
-            first = max(sampler.end, oldest)
-            sampler.added(first, end, oldest, **self._initial_priorities(first, end))
+        if self._opened:
+            self._tell_sampler(end, oldest)
         return end - oldest
 
     def _follow(self, end):
@@ -385,23 +375,42 @@ class Replay(Pipe):
             view.follow(*block)
         self._unfollowed = None
         view.refollow(end)  # where another process adds rows
-        if self._tell_sampler() or block is not None:
-            view.note()
+        self._tell_sampler(end, self.memory.oldest)
 
-    def _tell_sampler(self, known=False) -> bool:
-        "Return whether any key came or left; `known`: priorities of those that came lie there"
+    def _tell_sampler(self, end, oldest):
+        "Tell the sampler which rows came and left since the last time, and which can be drawn"
         sampler = self.sampler
-        end, oldest = self.memory.span
-        keys = self.view.completed(oldest)
-        if keys is None:
-            return False
-        sampler.added(max(sampler.end, oldest), end, oldest)
+        view = self.view
+        drawable = view.completed(oldest) if view.follows else None
+        if drawable is None and self._told == end and sampler.first >= oldest:
+            return
+        keys = np.arange(max(self._told, oldest), end)
+        columns = {}
+        names = sampler.columns if self._initial is None else (*sampler.columns, self._initial)
+        if names and len(keys):
+            line, store, _ = self.memory.parts
+            columns = store.some_columns(keys % line.ring, names)
         if len(keys):
-            sampler.insert(keys)
-        if known and len(keys):
-            sampler.recall(keys)
-        self.view.told()
-        return True
+            sampler.added(keys, columns)
+        if sampler.first < oldest:
+            sampler.forget(oldest)
+        if not view.follows and len(keys):
+            td = columns.get(self._initial)
+            sampler.update(keys, td if td is None else td.astype(np.float64))
+        elif drawable is not None:
+            if len(drawable):
+                sampler.update(drawable)
+            view.told()
+        self._told = end
+        self._note_told()
+
+    def _note_told(self):
+        "Note in a directory that priorities, and what the view keeps, are those of these rows"
+        place = self.memory.place
+        if self.view.follows:
+            self.view.note()
+        elif place.lasts and place.holds:
+            place.told_to = self._told
 
     def _open_parts(self, end):
         "Let view and sampler go on with what lies in the memory's place"
@@ -410,19 +419,14 @@ class Replay(Pipe):
         view = self.view
         if not self.sampled:
             memory.forget_ages()
-        sampler.open(memory.place)
-        if not view.follows:
-            sampler.reopen(memory.oldest, end)
-        else:
-            # newer rows will be followed as they came
-            end = end if self._unfollowed is None else self._unfollowed[1]
-            told = memory.place.told(sampler.kind, end)
-            for until in sorted({told, end}):
-                view.refollow(until)
-                self._tell_sampler(known=until <= told)
-        sampler.settle()
+        # newer rows will be followed as they came
+        end = end if self._unfollowed is None else self._unfollowed[1]
+        told = min(memory.place.told_to, end)
+        for until in sorted({told, end}):
+            view.refollow(until)
+            self._tell_sampler(until, memory.oldest)
+        sampler.attach(memory.place, told)
         self._opened = True
-        view.note()
 
     def _look(self):
         "See what lies in the memory's place"
@@ -434,13 +438,13 @@ class Replay(Pipe):
         if self._rewinds is None:
             self._rewinds = rewinds
             return
-        sampler = self.sampler.fresh(waits=self.view.follows)
+        sampler = self.sampler.fresh()
         view = self.view
         sampler.draw_on(self.sampler)
         if view.follows:
             view = view.fresh(self.memory, type(self).__name__)
         # in one call
-        vars(self).update(sampler=sampler, view=view, _opened=False, _rewinds=rewinds)
+        vars(self).update(sampler=sampler, view=view, _told=0, _opened=False, _rewinds=rewinds)
 
     def __iter__(self):
         for _ in self.due_batches():
@@ -620,8 +624,6 @@ class Replay(Pipe):
             keys, td, _ = self.view.feedback(keys, td)
             if len(keys):
                 self.memory.place.claim()
-            if not self.sampler.lacks('priorities'):
-                self.sampler.priorities(td)
 
     def keys_now(self, keys):  # of a state that was loaded, such as those of a batch that was saved
         "The same keys as they are now"
@@ -743,27 +745,21 @@ class Replay(Pipe):
         memory = new['memory']
         sampler = new['sampler']
         self.view.check_state(view)
-        sampler.open(memory.place)
-        saved = sampler.found(saved)
-        if saved is None:
-            warnings.warn(
-                f'{memory.who}: the priorities of this checkpoint are lost, because later ones '
-                'were saved; it goes on with those of now'
-            )
-        if saved is None or (memory.reads_only or memory.missing) and self.view.follows:
+        if (memory.reads_only or memory.missing) and self.view.follows:
             return False
         self.sampler.check_state(saved)
         if saved['end']:
-            keys = [k for k in ('first', 'end', 'inserted') if k in saved]
+            keys = [k for k in ('first', 'end', 'keys') if k in saved]
             saved = dict(saved, **{k: saved[k] + memory.moved for k in keys})
         # its writer has gone on
         if memory.reads_only and saved['end'] != memory.span[0]:
             return False
         new['view'].restore(view)
-        self._check_saved_keys(new, saved)
         sampler.load_state_dict(saved)
         if memory.missing:
-            sampler.added(sampler.end, sampler.end, memory.oldest)
+            sampler.forget(memory.oldest)
+        self._check_saved_keys(new)
+        new['_told'] = sampler.end
         return memory.added > 0
 
     def _check_saved_columns(self, memory):
@@ -773,19 +769,16 @@ class Replay(Pipe):
         except BlockError as e:
             raise StateError(type(self).__name__, f'a saved memory of other columns: {e}') from None
 
-    def _check_saved_keys(self, new, saved):
+    def _check_saved_keys(self, new):
         "Raise where a sampler would draw what is not there"
-        memory, view = new['memory'], new['view']
-        if view.follows:
-            same = np.array_equal(np.sort(saved.get('inserted', ())), view.keys)
-        else:  # a sampler that has saved no keys is told of all
-            whole = memory.missing or saved['first'] >= memory.oldest
-            same = not saved['end'] or saved['end'] == memory.inserted and whole
-        if not same:
+        memory, view, sampler = new['memory'], new['view'], new['sampler']
+        expected = view.keys if view.follows else memory.keys
+        # a sampler that has saved no keys is told of all
+        if sampler.end and not np.array_equal(sampler.keys, expected):
             raise StateError(
                 type(self).__name__,
                 'a saved sampler that draws other keys than were saved',
-                f'keys {saved["first"]} to {saved["end"] - 1}',
+                f'keys {sampler.first} to {sampler.end - 1}',
                 f'{memory.oldest} to {memory.inserted - 1}',
             )
 
@@ -796,8 +789,8 @@ class Replay(Pipe):
             self.memory.settle()
             if not self._opened:
                 return
-            self.sampler.settle()
-            self.view.note()
+            self.sampler.attach(self.memory.place, 0)
+            self._note_told()
 
     def __getstate__(self):
         state = Pipe.__getstate__(self)

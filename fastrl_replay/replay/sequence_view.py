@@ -202,6 +202,7 @@ class SequenceView(View):
                     self.who, "column 'hidden'", state or 'missing', self._hidden or 'none'
                 )
             # whether the other columns fit, the memory says
+            RowLayout(self.who, steps.dtype, strict=False)
             row = _without_states(steps.dtype)
         if self._row is None:  # readers may come with the first row
             self.memory.says = dict(self.memory.says, steps=dtype_spec(steps.dtype))
@@ -339,11 +340,11 @@ class SequenceView(View):
         if not size:
             return
         place = self.memory.place
-        if self._rereads and self.followed <= place.told_to:
-            found = place.kept('states', keys % place.ring, size)
-            states = states if found is None else found
+        numbers = keys - self.memory.base
+        if self._rereads:
+            states = place.kept('states', numbers, size)
         else:
-            place.keep('states', keys % place.ring, states)
+            place.keep('states', numbers, states)
         if len(self._free) < len(keys):
             old = len(self.hidden)
             more = old // 4 + 16 + len(keys)

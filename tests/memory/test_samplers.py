@@ -30,7 +30,7 @@ SURE = 1e-4
 def sampler(n, seed=0, first=0, replacement=False):
     "A sampler that holds keys first, …, first+n-1"
     s = Uniform(seed, replacement)
-    s.added(0, first + n, first)
+    s.added(np.arange(first, first + n)) if n else None
     return s
 
 
@@ -112,9 +112,9 @@ def test_keys_may_be_of_any_size(first):
 
 @pytest.mark.parametrize('n', [5, 50])
 def test_eviction_leaves_the_rest_as_likely(n):
-    s, places = Uniform(3), []
+    s, places = Uniform(3).fresh(capacity=70), []
     for i in range(3000):
-        s.added(i * 7, (i + 1) * 7, max(0, (i - 9) * 7))
+        s.added(np.arange(i * 7, (i + 1) * 7))
         if i >= 9:
             places.append(s.sample(n)[0] - (s.end - 70))
     assert fair(np.bincount(np.concatenate(places), minlength=70), (1 - n / 70) * 70 / 69)
@@ -139,16 +139,16 @@ def test_too_few_keys_are_an_error_that_counts_them():
 )
 def test_draws_are_of_keys_that_are_there(blocks, max_sz, replacement, stop):
     "Distinct if promised; saved anywhere, draws continue"
-    s, end = Uniform(4, replacement), 0
+    s, end = Uniform(4, replacement).fresh(capacity=max_sz), 0
     twin = s
     for i, (size, n) in enumerate(blocks):
         if i == stop:
-            twin = Uniform(None, replacement)
+            twin = Uniform(None, replacement).fresh(capacity=max_sz)
             twin.load_state_dict(through_file(s.state_dict()))
         first, end = end, end + size
         oldest = max(0, end - max_sz)
-        for x in {s, twin}:
-            x.added(first, end, oldest)
+        for x in {s, twin} if size else ():
+            x.added(np.arange(max(first, oldest), end))
         assert len(s) == end - oldest
         if not n or len(s) < (1 if replacement else n):
             continue
@@ -212,14 +212,14 @@ class Plain:
         if self.ever:
             self.top = max(self.top, *self.p.values(), 0)
 
-    def added(self, first, end, oldest, p=None):
-        oldest = max(oldest, end - self.capacity)
-        self.p = {k: x for k, x in self.p.items() if k >= oldest}
+    def added(self, keys, td=None):
+        "New keys, which can be drawn at once; those that were in their slots are gone"
+        self.forget(keys[-1] + 1 - self.capacity)
         new = self.top if self.ever else max(self.p.values(), default=0) or 1.0
-        begin = max(first, oldest)
-        self.p.update({k: new for k in range(begin, end)})
-        if p is not None:
-            self._set(range(begin, end), p[begin - first :])
+        self._set(keys, [new] * len(keys) if td is None else [self.worth(x) for x in td])
+
+    def forget(self, oldest):
+        self.p = {k: x for k, x in self.p.items() if k >= oldest}
 
     def update(self, keys, td):
         self._set(keys, [self.worth(x) for x in td])
@@ -227,13 +227,13 @@ class Plain:
     def line(self):
         "Keys in the order in which they lie on the line, and the probability of each"
         if self.kind is Ranked:
-            keys = sorted(self.p, key=lambda k: (-self.p[k], k))
+            keys = sorted(self.p, key=lambda k: (-self.p[k], k % self.capacity))
             mass = np.arange(1.0, len(keys) + 1) ** -self.alpha
         elif any(self.p.values()):
             keys = sorted(self.p, key=lambda k: k % self.capacity)
             mass = np.array([self.p[k] for k in keys])
         else:
-            keys = sorted(self.p)
+            keys = sorted(self.p, key=lambda k: k % self.capacity)
             mass = np.ones(len(keys))
         return np.array(keys, int), mass / max(mass.sum(), 1e-300)
 
@@ -251,11 +251,11 @@ def agree(s, plain):
     np.testing.assert_allclose(s.probabilities(), p, rtol=1e-11)
     if len(s):
         assert np.isclose(s.least, min(p[p > 0]), rtol=1e-11)
-    state = s.state_dict()
+    assert s.keys.tolist() == sorted(plain.p)
     want = [plain.p[k] for k in sorted(plain.p)]
-    np.testing.assert_allclose(state['priorities'].numpy(), want, rtol=1e-12)
+    np.testing.assert_allclose(s.kept(), want, rtol=1e-12)
     if plain.ever:
-        assert np.isclose(state['largest_ever'], plain.top, rtol=1e-12)
+        assert np.isclose(s.state_dict()['largest_ever'], plain.top, rtol=1e-12)
 
 
 def darts_hit(s, plain, n):
@@ -284,7 +284,7 @@ def make(kind, capacity, alpha=0.6, eps=1e-6, seed=0, **kw):
     return kind(capacity, alpha, eps, seed, **kw)
 
 
-ACTS = 'added', 'added', 'update', 'update', 'sample', 'save', 'refused', 'given'
+ACTS = 'added', 'added', 'update', 'update', 'sample', 'save', 'refused', 'given', 'forget'
 
 
 @pytest.mark.parametrize('kind', [Proportional, Ranked])
@@ -308,14 +308,19 @@ def test_story_of_priorities(kind, capacity, alpha, eps, stratified, ever, start
     for do, seed in story:
         rng = np.random.default_rng(seed)
         if do in ('added', 'given'):
-            first, end = end, end + int(rng.choice([0, 1, 2, rng.integers(2 * capacity + 2)]))
-            least = min(plain.p, default=first)
-            oldest = int(rng.choice([0, least, rng.integers(least, end + 1)]))
-            td = rng.choice([1.0, 10 ** rng.uniform(-6, 6), 0.0]) * rng.integers(-3, 4, end - first)
-            p = (alive[0].priorities(td),) if do == 'given' else ()
+            keys = np.arange(end, end + min(rng.choice([1, 2, rng.integers(1, 99)]), capacity))
+            end += len(keys)
+            td = rng.choice([1.0, 10 ** rng.uniform(-6, 6), 0.0]) * rng.integers(-3, 4, len(keys))
+            td = td if do == 'given' else None
             for s in alive:
-                s.added(first, end, oldest, *p)
-            plain.added(first, end, oldest, *p)
+                s.added(keys)
+                s.update(keys, td)
+            plain.added(keys.tolist(), td)
+        elif do == 'forget':
+            oldest = int(rng.integers(min(plain.p, default=end), end + 1))
+            for s in alive:
+                s.forget(oldest)
+            plain.forget(oldest)
         elif do == 'save':
             twin = make(kind, capacity, seed=None, **options)
             twin.load_state_dict(through_file(alive[-1].state_dict()))
@@ -349,13 +354,15 @@ def test_priorities_that_are_all_zero_can_be_drawn(kind):
     for n in 0, 1:
         with pytest.raises(NotEnoughRows, match=f'{kind.__name__}: keys to draw; got 0'):
             s.sample(n)
-    s.added(13, 17, 13)
+    s.added(np.arange(13, 17))
     s.update(np.arange(13, 17), np.zeros(4))
-    p = np.full(4, 0.25) if kind is Proportional else np.arange(1, 5) ** -0.6
+    p = np.full(4, 0.25)
+    if kind is Ranked:  # the slots of these keys are 3, 4, 0 and 1
+        p = np.array([3, 4, 1, 2]) ** -0.6
     np.testing.assert_allclose(s.probabilities(), p / p.sum())
     if kind is Proportional:
-        assert s.sample(8)[0].tolist() == [13, 13, 14, 14, 15, 15, 16, 16]
-    s.added(17, 17, 17)  # all are gone
+        assert s.sample(8)[0].tolist() == [15, 15, 16, 16, 13, 13, 14, 14]  # by slots
+    s.forget(17)  # all are gone
     with pytest.raises(NotEnoughRows):
         s.sample(1)
 
@@ -366,24 +373,23 @@ def test_impossible_options_and_errors_are_named(kind):
         with pytest.raises(ValueError, match=next(iter(option))):
             kind(**{'capacity': 5, **option})
     s = make(kind, 3, alpha=0)
-    s.added(0, 3)
+    s.added(np.arange(3))
+    s.update(np.arange(3))
     before = s.probabilities().tolist()
     for td in np.nan, np.inf:
-        for call in s.priorities, lambda x: s.update(np.array([2, 0, 1]), x):
-            with pytest.raises(ValueError, match=f'place 1; got {td}'):
-                call(np.array([5.0, td, np.nan]))
+        with pytest.raises(ValueError, match=f'place 1; got {td}'):
+            s.update(np.array([2, 0, 1]), np.array([5.0, td, np.nan]))
     assert s.probabilities().tolist() == before
 
 
 @pytest.mark.parametrize('kind', [Proportional, Ranked])
 def test_the_largest_priority_there_can_be(kind):
     s = make(kind, 40, alpha=1, eps=0)
-    s.added(0, 40)
-    s.update(np.arange(40), np.full(40, LARGEST))
+    s.added(np.arange(40))
+    s.update(np.arange(40), np.full(40, 1e308))
+    assert s.kept().tolist() == [LARGEST] * 40
     assert np.isclose(s.probabilities().sum(), 1)
     assert len(s.sample(100)[0]) == 100
-    with pytest.raises(ValueError, match='place 0'):
-        s.update(np.array([3]), np.array([np.nextafter(LARGEST, np.inf)]))
 
 
 @pytest.mark.slow
@@ -410,7 +416,7 @@ class Gives(Sampler):
     def sample(self, n):
         return self.wrong(np.arange(n), np.full(n, 0.1))
 
-    def insert(self, keys):
+    def update(self, keys, td=None):
         "All keys are drawn"
 
 

@@ -3,13 +3,14 @@
 Batches, recurrent states, priorities, checkpoints, what is refused."""
 
 import copy, pickle
+from itertools import product
 
 import numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
 from fastrl_replay.all import *
-from fastrl_replay.testing import same
+from fastrl_replay.testing import same, through_file
 from scripted import Queue, elsewhere, everything, numbered, with_columns
 from strategies import bits, cases, numpy_leaves, pairs
 
@@ -602,14 +603,14 @@ def test_arguments_are_checked(kw, words):
 
 
 class Newest(Sampler):
-    "Has no `insert`, so it does not know which keys begin a sequence"
+    "Has no `update`, so it does not know which keys begin a sequence"
 
     def sample(self, n):
         return np.full(n, self.end - 1), np.ones(n)
 
 
 def test_a_sampler_that_draws_rows_in_order_is_refused():
-    with pytest.raises(TypeError, match='SequenceReplay: sampler; got Newest without insert'):
+    with pytest.raises(TypeError, match='SequenceReplay: sampler; got Newest without update'):
         made(sampler=Newest())
 
 
@@ -652,3 +653,118 @@ def test_a_column_n_that_means_something_else_is_kept():
     replay = made(block, length=3, burn_in=0, overlap=0)
     assert len(replay) == 2
     assert replay.sample().n.tolist() == [[2.5] * 3]
+
+
+STATES = step_dtype(spaces.Box(-9, 9, (1,)), spaces.Discrete(2), hidden=('f4', (2,)))
+
+
+def with_states(path, length, overlap, max_sz, mode='a', **kw):
+    store = Rows(path, mode=mode)
+    options = dict(bs=1, burn_in=0, seed=0, alpha=1.0, eps=0.0)
+    return SequenceReplay(
+        length=length, overlap=overlap, max_sz=max_sz, store=store, **options, **kw
+    )
+
+
+def add_states(replay, *steps, env=0, end=False):
+    "The recurrent state says whose it is"
+    for step in steps:
+        row = np.zeros(1, STATES)
+        row['env_id'], row['episode_n'], row['step_n'], row['terminated'] = env, 1, step, end
+        row['hidden'] = env + 1, step
+        replay.add(Steps(row))
+
+
+def states_drawn(replay) -> dict:
+    "By key: is it zero? Any other one must be that of its step"
+    zero = {}
+    for _ in range(200):
+        batch = replay.sample()
+        state = batch.hidden[0].tolist()
+        assert state in ([0, 0], [batch.env_id[0, 0] + 1, batch.step_n[0, 0]])
+        zero[batch.index.item()] = state == [0, 0]
+    return zero
+
+
+def give_errors(replay):
+    "The priority of a sequence is its first step"
+    for _ in range(100):
+        batch = replay.sample()
+        batch.update_priorities(batch.step_n[:, :1].repeat(1, batch.shape[1]).float())
+
+
+@pytest.mark.parametrize('stride', [1, 2])
+def test_states_and_priorities_on_disk_are_of_no_other_row(tmp_path, stride):
+    "Sequences may start elsewhere, in a ring that was overwritten many times"
+    writer = with_states(tmp_path / 'm', 4, 1, 25)
+    for first in range(1, 200, 20):
+        add_states(writer, *range(first, first + 20, stride))
+        give_errors(writer)
+    assert not any(states_drawn(writer).values())
+    for mode, overlap in product('ra', (1, 2, 0)):
+        if mode == 'a':
+            writer.close()
+        other = with_states(tmp_path / 'm', 4, overlap, 25, mode)
+        states_drawn(other)
+        known = other.drawable()
+        steps = other.memory.take(known['key']).rows['step_n']
+        assert all(p in (1, s) for p, s in zip(known['priority'], steps))
+        other.close()
+
+
+def test_states_on_disk_when_environments_come_and_go(tmp_path):
+    with with_states(tmp_path / 'm', 2, 0, 8) as replay:
+        add_states(replay, 1, 2, 3, env=1)
+        add_states(replay, *range(1, 9))
+    with with_states(tmp_path / 'm', 2, 0, 8) as replay:
+        for env in range(2, 32):
+            add_states(replay, 1, env=env, end=True)
+        add_states(replay, *range(4, 11), env=1)
+        states_drawn(replay)
+        states_drawn(with_states(tmp_path / 'm', 2, 0, 8, 'r'))
+    states_drawn(with_states(tmp_path / 'm', 2, 0, 8))
+
+
+@pytest.mark.parametrize('anew', [False, True])
+def test_states_on_disk_after_going_back(tmp_path, anew):
+    "The same rows have them; those that were dropped leave none to rows with the same numbers"
+    replay = with_states(tmp_path / 'm', 4, 1, 80)
+    add_states(replay, *range(1, 31))
+    state = through_file(replay.state_dict())
+    add_states(replay, *range(31, 61))
+    if anew:
+        replay.close()
+        replay = with_states(tmp_path / 'm', 4, 1, 80)
+    replay.load_state_dict(state)
+    assert not any(states_drawn(replay).values())
+    add_states(replay, 31, end=True)
+    add_states(replay, *range(1, 20), env=5)
+    assert not any(states_drawn(replay).values())
+    replay.close()
+    states_drawn(with_states(tmp_path / 'm', 4, 3, 80))
+
+
+def test_a_directory_without_states_can_grow_twice(tmp_path):
+    replay = with_states(tmp_path / 'm', 2, 0, 20)
+    add_states(replay, *range(1, 10))
+    state = replay.state_dict()
+    add_states(replay, *range(10, 70))
+    with pytest.warns(UserWarning, match='overwritten'):
+        replay.load_state_dict(state)
+    replay.close()
+    for max_sz in 25, 27:
+        with with_states(tmp_path / 'm', 2, 0, max_sz) as replay:
+            add_states(replay, *range(1, 5))
+            assert len(replay.memory)
+
+
+def test_packed_states_are_refused_before_their_rows_are_taken():
+    packed = np.dtype([('h', 'f4', (2,)), ('c', 'f2', (3,))])
+    rows = np.zeros(3, step_dtype(spaces.Box(-9, 9, (1,)), spaces.Discrete(2), hidden=packed))
+    rows['step_n'], rows['episode_n'] = [1, 2, 3], 1
+    replay = SequenceReplay(bs=1, max_sz=20, length=2, burn_in=0, overlap=0)
+    with pytest.raises(BlockError, match='packed'):
+        replay.add(Steps(rows))
+    assert not len(replay.memory)
+    add_states(replay, 1, 2, 3)
+    assert len(replay) == 1
