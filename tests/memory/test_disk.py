@@ -603,29 +603,6 @@ def test_recorded_rows_fill_a_memory_to_the_end_or_not_at_all(tmp_path):
             assert pipe.fill() == 900
 
 
-def test_an_environment_whose_rows_are_gone_continues_its_episode_numbers(tmp_path):
-    def make(max_sz):
-        return ExperienceReplay(bs=1, max_sz=max_sz, store=Rows(tmp_path))
-
-    def step(env_id, end=False):
-        replay.add_step([0.0], 1, 1.0, [0.0], end, env_id=env_id)
-        return replay.memory[-1].rows[['episode_n', 'step_n']].item()
-
-    replay = make(10)
-    for end in True, True, False:
-        step(7, end)
-    for _ in range(20):
-        step(1, True)
-    for episode, max_sz in (4, 10), (5, 20):
-        replay.close()
-        replay = make(max_sz)
-        assert step(7) == (episode, 1)
-        assert step(7) == (episode, 2)
-        for _ in range(20):
-            step(1, True)
-    assert step(8) == (1, 1)
-
-
 # ---- kills, interrupts, power cuts ----
 
 
