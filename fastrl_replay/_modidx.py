@@ -3829,8 +3829,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'fastrl_replay/replay/replay.py'),
                                              'fastrl_replay.replay.replay.Replay.check_errors': ( 'replay/replay.html#replay.check_errors',
                                                                                                   'fastrl_replay/replay/replay.py'),
-                                             'fastrl_replay.replay.replay.Replay.check_feedback': ( 'replay/replay.html#replay.check_feedback',
-                                                                                                    'fastrl_replay/replay/replay.py'),
                                              'fastrl_replay.replay.replay.Replay.check_remote': ( 'replay/replay.html#replay.check_remote',
                                                                                                   'fastrl_replay/replay/replay.py'),
                                              'fastrl_replay.replay.replay.Replay.check_state': ( 'replay/replay.html#replay.check_state',

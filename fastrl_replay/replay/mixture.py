@@ -229,7 +229,7 @@ class Mixture(Pipe):
         keys,  # of what was drawn: the batch's `index`
         td,  # what was learned of each: TD errors, a tensor or an array
     ):
-        "Route TD errors to the replays of their rows; errors that are refused change nothing"
+        "Route TD errors to the replays of their rows"
         keys = as_keys(keys, who='Mixture').ravel()
         many = len(self.replays)
         flat = as_float64('Mixture', td)
@@ -242,15 +242,10 @@ class Mixture(Pipe):
                 f'one for each of {len(keys)} keys',
             )
         td = flat.reshape(shape)
-        mine = [
-            (r, keys[keys % many == i] // many, td[keys % many == i])
-            for i, r in enumerate(self.replays.values())
-        ]
-        mine = [(r, k, t) for r, k, t in mine if len(k)]
-        for r, k, t in mine:
-            r.check_feedback(k, t)
-        for r, k, t in mine:
-            r.update_priorities(k, t)
+        for i, r in enumerate(self.replays.values()):
+            mine = keys % many == i
+            if mine.any():
+                r.update_priorities(keys[mine] // many, td[mine])
 
     def keys_now(self, keys):  # of a state that was loaded
         "The same keys as they are now"

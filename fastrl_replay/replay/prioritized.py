@@ -8,7 +8,7 @@ __all__ = ['ReplayByKind', 'PrioritizedReplay']
 # %% ../../nbs/replay/prioritized.ipynb #5320aca2
 import numpy as np
 from fastcore.meta import delegates
-from ..steps.errors import ArgumentTypeError, choice, number
+from ..steps.errors import choice, number
 from ..memory.rows import Store
 from ..memory.priorities import sampler_of_kind
 from ..memory.samplers import SAMPLERS, Sampler
@@ -72,14 +72,6 @@ class ReplayByKind(Replay):
         kind = settings['kind']
         if isinstance(kind, type) and issubclass(kind, Sampler):
             settings['kind'] = names.get(kind, kind.__name__)
-        elif isinstance(kind, Sampler):
-            raise ArgumentTypeError(
-                who,
-                'kind',
-                repr(kind),
-                'a name, or a class of samplers',
-                f'sampler={type(kind).__name__}(…)',
-            )
         else:
             choice(
                 who, 'kind', kind, sorted(SAMPLERS, key=str.swapcase)

@@ -615,16 +615,6 @@ class Replay(Pipe):
             self.sampler.update(keys, td)
             self.stale += stale
 
-    def check_feedback(self, keys, td):
-        "Raise where `update_priorities` would; nothing changes"
-        with self.lock:
-            self._catch_up()
-            keys, td, _ = self.view.feedback(keys, td)
-            if len(keys):
-                self.memory.place.claim()
-            if not self.sampler.lacks('priorities'):
-                self.sampler.priorities(td)
-
     def keys_now(self, keys):  # of a state that was loaded, such as those of a batch that was saved
         "The same keys as they are now"
         return keys + self.memory.moved

@@ -432,26 +432,6 @@ def test_no_key_ever_stands_for_two_rows(kind, store, tmp_path):
             assert np.isin(batch.index, [*given]).all()
 
 
-# ---- what is refused for one replay changes no other ----
-
-
-def test_errors_that_one_replay_of_a_mixture_refuses_change_none():
-    def build():
-        mixture = Mixture(dict(a=KINDS['proportional'](), b=KINDS['rank']()), bs=6)
-        mixture.add(rows(10), 'a')
-        mixture.add(rows(10, 100), 'b')
-        return mixture
-
-    mixture, same = build(), build()
-    batch = mixture.sample()
-    same.sample()
-    td = np.ones(6)
-    td[batch.replay == 1] = 1e308  # no priority can be as large
-    with pytest.raises(ArgumentError):
-        batch.update_priorities(td)
-    assert alike(mixture.sample().asdict(), same.sample().asdict())
-
-
 # ---- weights of a mixture ----
 
 
