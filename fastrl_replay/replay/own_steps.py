@@ -532,7 +532,6 @@ class OwnSteps(Pipe):
     def _fresh(self):
         self.rows = StepRows('OwnSteps', self._memory, continues=False)
         self._waiting = deque()
-        self.proven = False  # did rows come through the chain?
         # before anything is counted
         self._gate = BlockGate('OwnSteps', refuses=refuse_nan('OwnSteps'))
 

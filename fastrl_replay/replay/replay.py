@@ -336,11 +336,7 @@ class Replay(Pipe):
         return first.rows if first else self._steps
 
     def _pass_on(self, first, values, how):
-        "Add what the chain makes of a step; until rows have come through it, an error is undone"
-        before = None
-        if not first.proven:
-            chain = self._upstream()
-            before = chain.state_dict(), self.memory.inserted
+        "Add what the chain makes of a step; an error in the chain breaks the episode off"
         steps = first.take(values, *how)
         if self._initial is not None and len(steps):
             self._check_initial(steps)
@@ -350,13 +346,10 @@ class Replay(Pipe):
             given = True
             keys = [self.add(block) for block in self.blocks()]
         except BaseException as e:
-            if before is not None and self.memory.inserted == before[1]:
-                chain.load_state_dict(before[0])
-            elif given or not isinstance(e, Exception):
+            if given or not isinstance(e, Exception):
                 first.rows.done()
                 first.rows.break_off()
             raise
-        first.proven = first.proven or len(keys) > 0
         return np.concatenate(keys) if keys else np.zeros(0, np.int64)
 
     def _catch_up(self):
