@@ -117,10 +117,6 @@ class Mixture(Pipe):
         for name, r in replays.items():
             if not isinstance(r, Replay):
                 raise ArgumentTypeError('Mixture', f'replay {name!r}', type(r).__name__, 'a replay')
-            if r.return_idxs:
-                raise ArgumentError(
-                    'Mixture', f'replay {name!r}', 'one with return_idxs', 'one without'
-                )
         places = {
             name: 'main memory'
             if r.store is None or r.store.device is None
@@ -135,8 +131,6 @@ class Mixture(Pipe):
                 'one place',
                 'the same device= for all',
             )
-        if len(set(map(id, replays.values()))) < len(replays):
-            raise ArgumentError('Mixture', 'replays', 'one of them twice', 'different ones')
         fed = [name for name, r in replays.items() if r.has_source]
         if len(fed) > 1:
             raise ArgumentError(

@@ -6,7 +6,6 @@
 __all__ = ['ReplayByKind', 'PrioritizedReplay']
 
 # %% ../../nbs/replay/prioritized.ipynb #5320aca2
-import numpy as np
 from fastcore.meta import delegates
 from ..steps.errors import choice, number
 from ..memory.rows import Store
@@ -117,25 +116,17 @@ class PrioritizedReplay(ReplayByKind):
             source, bs, max_sz, kind=kind, alpha=alpha, beta=beta, view=Transitions(), **kwargs
         )
 
-    def stats(self) -> dict:  # numbers by name; the histogram as lists
-        "Return counts, ages, times drawn, effective sample size, share never drawn, priorities"
+    def stats(self) -> dict:  # numbers by name
+        "Return counts, ages, times drawn, effective sample size, share never drawn, β"
         with self.lock:
             self._catch_up()
             p = self.sampler.probabilities()
             counts = Replay.stats(self)
             drawn = self.memory.times_drawn
-            priorities = self.sampler.kept()
             beta = self._beta_now()
-        priorities = priorities[priorities > 0]
-        low, high = (priorities.min(), priorities.max()) if len(priorities) else (1.0, 1.0)
-        edges = (
-            np.geomspace(low, high * (1 + 1e-9), 21) if low < high else np.array([low / 2, low * 2])
-        )
         return dict(
             **counts,
             ess=float(1 / (p**2).sum()) if len(p) else 0.0,
             never_drawn=float((drawn == 0).mean()) if len(drawn) else 0.0,
             beta=beta,
-            priority_counts=np.histogram(priorities, edges)[0].tolist(),
-            priority_edges=edges.tolist(),
         )
