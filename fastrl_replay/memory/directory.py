@@ -466,11 +466,11 @@ class Directory(Place):
         if not self.holds or not rows.size:
             return
         tags = (numbers + 1)[:, None].view(np.uint8)  # 0: nothing was written
-        self._write_records(name, numbers % self.ring, np.concatenate([rows, tags], 1))
+        self.write_records(name, numbers % self.ring, np.concatenate([rows, tags], 1))
         if self.meta:
             self.say(records={**self.meta['records'], name: rows.shape[1] + 8})
 
-    def _write_records(self, name, slots, records):
+    def write_records(self, name, slots, records):
         path, size = self.file(name), records.shape[1]
         try:
             with open_plain(path, None, self.who, os.O_RDWR | os.O_CREAT) as file:
@@ -556,7 +556,7 @@ class Directory(Place):
                             to[keys % ring] = rows
                         else:
                             there = rows.any(1)
-                            new._write_records(name, keys[there] % ring, rows[there])
+                            new.write_records(name, keys[there] % ring, rows[there])
             for entry in os.scandir(self.folder):
                 if entry.is_dir(follow_symlinks=False):
                     other = new.new_folder(entry.name)

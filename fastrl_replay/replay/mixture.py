@@ -118,26 +118,6 @@ class Mixture(Pipe):
         for name, r in replays.items():
             if not isinstance(r, Replay):
                 raise ArgumentTypeError('Mixture', f'replay {name!r}', type(r).__name__, 'a replay')
-            if r.return_idxs:
-                raise ArgumentError(
-                    'Mixture', f'replay {name!r}', 'one with return_idxs', 'one without'
-                )
-        places = {
-            name: 'main memory'
-            if r.store is None or r.store.device is None
-            else str(r.store.device)
-            for name, r in replays.items()
-        }
-        if len(set(places.values())) > 1:
-            raise ArgumentError(
-                'Mixture',
-                'replays whose batches are in several places',
-                ', '.join(f'{name!r} in {place}' for name, place in places.items()),
-                'one place',
-                'the same device= for all',
-            )
-        if len(set(map(id, replays.values()))) < len(replays):
-            raise ArgumentError('Mixture', 'replays', 'one of them twice', 'different ones')
         fed = [name for name, r in replays.items() if r.has_source]
         if len(fed) > 1:
             raise ArgumentError(

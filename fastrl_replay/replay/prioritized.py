@@ -6,9 +6,8 @@
 __all__ = ['ReplayByKind', 'PrioritizedReplay']
 
 # %% ../../nbs/replay/prioritized.ipynb #5320aca2
-import numpy as np
 from fastcore.meta import delegates
-from ..steps.errors import ArgumentTypeError, choice, number
+from ..steps.errors import choice, number
 from ..memory.rows import Store
 from ..memory.priorities import sampler_of_kind
 from ..memory.samplers import SAMPLERS, Sampler
@@ -72,14 +71,6 @@ class ReplayByKind(Replay):
         kind = settings['kind']
         if isinstance(kind, type) and issubclass(kind, Sampler):
             settings['kind'] = names.get(kind, kind.__name__)
-        elif isinstance(kind, Sampler):
-            raise ArgumentTypeError(
-                who,
-                'kind',
-                repr(kind),
-                'a name, or a class of samplers',
-                f'sampler={type(kind).__name__}(…)',
-            )
         else:
             choice(
                 who, 'kind', kind, sorted(SAMPLERS, key=str.swapcase)
@@ -125,25 +116,17 @@ class PrioritizedReplay(ReplayByKind):
             source, bs, max_sz, kind=kind, alpha=alpha, beta=beta, view=Transitions(), **kwargs
         )
 
-    def stats(self) -> dict:  # numbers by name; the histogram as lists
-        "Return counts, ages, times drawn, effective sample size, share never drawn, priorities"
+    def stats(self) -> dict:  # numbers by name
+        "Return counts, ages, times drawn, effective sample size, share never drawn, β"
         with self.lock:
             self._catch_up()
             p = self.sampler.probabilities()
             counts = Replay.stats(self)
             drawn = self.memory.times_drawn
-            priorities = self.sampler.kept()
             beta = self._beta_now()
-        priorities = priorities[priorities > 0]
-        low, high = (priorities.min(), priorities.max()) if len(priorities) else (1.0, 1.0)
-        edges = (
-            np.geomspace(low, high * (1 + 1e-9), 21) if low < high else np.array([low / 2, low * 2])
-        )
         return dict(
             **counts,
             ess=float(1 / (p**2).sum()) if len(p) else 0.0,
             never_drawn=float((drawn == 0).mean()) if len(drawn) else 0.0,
             beta=beta,
-            priority_counts=np.histogram(priorities, edges)[0].tolist(),
-            priority_edges=edges.tolist(),
         )

@@ -184,7 +184,6 @@ class Story:
             never = np.mean([k not in self.model.drawn for k in want])
             close(s['ess'], 1 / sum(p * p for p in want.values()))
             assert s['never_drawn'] == pytest.approx(never)
-        assert sum(s['priority_counts']) == sum(p > 0 for p in self.model.p.values())
 
 
 EVENTS = 'add add sample sample late late through refused restart'.split()
@@ -476,17 +475,12 @@ def test_wherever_a_batch_was_sent(part):
 # ---- stats ----
 
 
-@pytest.mark.parametrize(
-    'kw,edges', [(dict(alpha=0.5), [2, 4]), (dict(kind='rank'), [4, 16])], ids=['errors', 'ranks']
-)
-def test_stats_by_hand(kw, edges):
-    "Powers of the TD errors in the histogram; all that a uniform replay reports, too"
-    s = filled([16, 4, 4, 0], bs=1, **kw).stats()
-    assert s['priority_counts'][0] == 2 and s['priority_counts'][-1] == 1
-    close([s['priority_edges'][0], s['priority_edges'][-1], s['beta']], [*edges, 0.4], rtol=1e-6)
-    assert json.loads(json.dumps(s)) == s
+def test_stats_by_hand():
+    "All that a uniform replay reports, too"
+    s = filled([16, 4, 4, 0], bs=1).stats()
+    assert json.loads(json.dumps(s)) == s and s['beta'] == 0.4
     empty = PrioritizedReplay(max_sz=3).stats()
-    assert (empty['ess'], empty['never_drawn'], sum(empty['priority_counts'])) == (0, 0, 0)
+    assert (empty['ess'], empty['never_drawn']) == (0, 0)
     assert set(ExperienceReplay().stats()) <= set(empty)
 
 
