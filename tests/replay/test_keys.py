@@ -18,7 +18,7 @@ from fastrl_replay.replay.mixture import Mixture
 from fastrl_replay.replay.prioritized import PrioritizedReplay
 from fastrl_replay.replay.sequences import SequenceReplay
 from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.errors import StaleKey
+from fastrl_replay.steps.errors import ArgumentError, StaleKey
 from fastrl_replay.steps.row_dtypes import step_dtype
 from fastrl_replay.testing import through_file
 
