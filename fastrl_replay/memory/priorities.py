@@ -130,7 +130,7 @@ class _Prioritized(Sampler):
                 raise StaleKey(who, 'a key that is not here', keys[-2 - bad], present)
             if bad >= 0:
                 raise ArgumentError(who, f'TD error at place {bad}', td[bad], 'a finite number')
-        self.tree.try_update(slots, p)
+        self.tree.put(slots, p)
         if self.max_ever:
             self.largest_ever = max(self.largest_ever, self.tree.largest)
         if self._file is not None and self._place.holds:  # a forked child has its parent's file
@@ -160,7 +160,7 @@ class _Prioritized(Sampler):
     def _put(self, keys, p):
         "Give these keys these priorities, unless they are 0"
         there = p > 0
-        self.tree.try_update(keys[there] % self.capacity, p[there])
+        self.tree.put(keys[there] % self.capacity, p[there])
 
     @property
     def keys(self) -> np.ndarray:
