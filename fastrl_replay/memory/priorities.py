@@ -196,14 +196,14 @@ class _Prioritized(Sampler):
     def attach(
         self,
         place: Place,  # of the memory
-        told: int,  # use the priorities that are there for keys before this one
+        recall: bool,  # take the priorities that are there for its keys
     ):
         "Keep priorities in a file of the memory, too, if it has files"
         file = place.lasting('priorities', np.float64)
         if file is None:
             return
         kind = place.meta.get('priorities')
-        if kind and kind != self.kind and told > self.first:
+        if recall and kind and kind != self.kind and self.end > self.first:
             warnings.warn(
                 f'{place.who}: the priorities in {place.path} are of {kind}, and those of '
                 f'{self.kind} are asked for: all rows begin with the largest one'
@@ -211,8 +211,8 @@ class _Prioritized(Sampler):
         for keys in in_parts(self.first, self.end, 2**20):
             slots = keys % self.capacity
             p = self.tree.leaves[slots]
-            if kind == self.kind:
-                known = np.where((keys < told) & (p > 0), file[keys % len(file)], 0)
+            if recall and kind == self.kind:
+                known = np.where(p > 0, file[keys % len(file)], 0)
                 if not ((known >= 0) & (known <= LARGEST)).all():
                     where = place.file('priorities')
                     raise StateError(

@@ -139,7 +139,7 @@ class Sampler(Draws):
     def attach(
         self,
         place: Place,  # of the memory
-        told: int,  # use the priorities that are there for keys before this one
+        recall: bool,  # take the priorities that are there for its keys
     ):
         "Keep priorities in the memory's place too, if what is there lasts; here, there are none"
 
