@@ -133,7 +133,7 @@ class _Prioritized(Sampler):
                 raise StaleKey(who, 'a key that is not here', keys[-2 - bad], present)
             if bad >= 0:
                 raise ArgumentError(who, f'TD error at place {bad}', td[bad], 'a finite number')
-        self.tree.try_update(slots, p)
+        self.tree.put(slots, p)
         if self.max_ever:
             self.largest_ever = max(self.largest_ever, self.tree.largest)
         if self._file is not None and self._place.holds:  # a forked child has its parent's file
@@ -163,7 +163,7 @@ class _Prioritized(Sampler):
     def _put(self, keys, p):
         "Give these keys these priorities, unless they are 0"
         there = p > 0
-        self.tree.try_update(keys[there] % self.capacity, p[there])
+        self.tree.put(keys[there] % self.capacity, p[there])
 
     @property
     def keys(self) -> np.ndarray:
@@ -199,14 +199,14 @@ class _Prioritized(Sampler):
     def attach(
         self,
         place: Place,  # of the memory
-        told: int,  # use the priorities that are there for keys before this one
+        recall: bool,  # take the priorities that are there for its keys
     ):
         "Keep priorities in a file of the memory, too, if it has files"
         file = place.lasting('priorities', np.float64)
         if file is None:
             return
         kind = place.meta.get('priorities')
-        if kind and kind != self.kind and told > self.first:
+        if recall and kind and kind != self.kind and self.end > self.first:
             warnings.warn(
                 f'{place.who}: the priorities in {place.path} are of {kind}, and those of '
                 f'{self.kind} are asked for: all rows begin with the largest one'
@@ -214,8 +214,8 @@ class _Prioritized(Sampler):
         for keys in in_parts(self.first, self.end, 2**20):
             slots = keys % self.capacity
             p = self.tree.leaves[slots]
-            if kind == self.kind:
-                known = np.where((keys < told) & (p > 0), file[keys % len(file)], 0)
+            if recall and kind == self.kind:
+                known = np.where(p > 0, file[keys % len(file)], 0)
                 if not ((known >= 0) & (known <= LARGEST)).all():
                     where = place.file('priorities')
                     raise StateError(

@@ -8,8 +8,8 @@ __all__ = ['SHELF', 'FILL', 'RankTree']
 # %% ../../nbs/memory/ranktree.ipynb #5194abbf
 import numpy as np
 from ..steps.compiled import memmove, njit, prefetch
-from ..steps.errors import ArgumentError, ArgumentTypeError, problem, whole
-from .sumtree import LARGEST, levels
+from ..steps.errors import ArgumentTypeError, problem, whole
+from .sumtree import indices, levels, priorities
 
 # %% ../../nbs/memory/ranktree.ipynb #2c38ac19
 SHELF = 64  # places on a shelf
@@ -198,15 +198,12 @@ def _room(tree, slot, p, x):
     used[0] += 1
     slots[slot + 1], slot_of[new] = new, slot + 1
     half = SHELF // 2
-    if _not_after(prio, who, shelf * SHELF + SHELF - 1, p, x):
-        half = SHELF  # it begins the new shelf
     a = shelf * SHELF + half
     b = new * SHELF
-    prio[b], who[b] = p, x
-    for i in range(SHELF - half):
+    for i in range(half):
         prio[b + i], who[b + i], where[who[a + i]] = prio[a + i], who[a + i], new
-    _count(counts, starts, slot, half - SHELF)
-    _count(counts, starts, slot + 1, SHELF - half)
+    _count(counts, starts, slot, -half)
+    _count(counts, starts, slot + 1, half)
     labels[slot + 1], label_who[slot + 1] = prio[b], who[b]
     return _slot_for(labels, label_who, p, x)
 
@@ -345,27 +342,13 @@ class RankTree:
     def __repr__(self):
         return f'RankTree of {len(self)} of {self.capacity}'
 
-    def _indices(self, idx, there=True):
-        "Flat indices, all of them within the capacity and, if asked, present"
-        idx = np.asarray(idx)
-        if idx.dtype.kind not in 'iu' and idx.size:
-            raise ArgumentTypeError('RankTree', 'indices', idx.dtype, 'integers')
-        out = (idx < 0) | (idx >= self.capacity)
-        if out.any():
-            i = int(out.argmax())
-            raise IndexError(
-                problem(
-                    'RankTree', f'index at place {i}', idx.ravel()[i], f'0 to {self.capacity - 1}'
-                )
-            )
-        flat = np.ascontiguousarray(idx, np.int64).ravel()
+    def _present(self, idx):
+        "Return indices as a flat array; raise if one is not here"
+        flat = indices('RankTree', idx, self.capacity)
         gone = self._tree[9][flat] < 0
-        if there and gone.any():
-            raise KeyError(
-                problem(
-                    'RankTree', f'index {flat[gone.argmax()]} is not here', remedy='update it first'
-                )
-            )
+        if gone.any():
+            what = f'index {flat[gone.argmax()]} is not here'
+            raise KeyError(problem('RankTree', what, remedy='update it first'))
         return flat
 
     def update(
@@ -374,45 +357,30 @@ class RankTree:
         priority,  # of each: a number or an array; any but NaN and infinity
     ):
         "Set priorities of new or present indices; if there is an error, none is changed"
-        flat = self._indices(idx, there=False)
-        p = np.asarray(priority, np.float64)
-        shape = np.shape(idx)
-        if p.ndim and p.shape != shape:
-            raise ArgumentError(
-                'RankTree.update',
-                'priorities',
-                list(p.shape),
-                f'{list(shape)}, one for each index, or a single one',
-            )
-        p = np.ascontiguousarray(np.broadcast_to(p, shape)).ravel()
-        wrong = ~np.isfinite(p)
-        if wrong.any():
-            i = int(wrong.argmax())
-            raise ArgumentError(
-                'RankTree', f'priority at place {i}, for index {flat[i]}', p[i], 'a finite number'
-            )
-        _update(self._tree, flat, p)
+        flat = indices('RankTree', idx, self.capacity)
+        most = np.finfo(np.float64).max
+        self.put(flat, priorities('RankTree', idx, priority, -most, most))
 
     def remove(
         self,
         idx,  # one index, or an array of them
     ):
         "Take things out"
-        _take(self._tree, self._indices(idx))
+        _take(self._tree, self._present(idx))
 
     def rank(
         self,
         idx,  # one index, or an array of them
     ):  # the rank of each, from 1
         "One more than the number of larger priorities, and of equal ones with a smaller index"
-        flat = self._indices(idx)
+        flat = self._present(idx)
         ranks = np.empty(len(flat), np.int64)
         _rank(self._tree, flat, ranks)
         return ranks.reshape(np.shape(idx)) if np.ndim(idx) else int(ranks[0])
 
     def __getitem__(self, idx):
         "The priority of one index, or of an array of them"
-        found = self.leaves[self._indices(idx)]
+        found = self.leaves[self._present(idx)]
         return found.reshape(np.shape(idx)) if np.ndim(idx) else float(found[0])
 
     def select(
@@ -436,17 +404,13 @@ class RankTree:
         "The largest priority; 0 where there is none"
         return self[self.select(1)] if len(self) else 0.0
 
-    def try_update(
+    def put(
         self,
         idx: np.ndarray,  # int64, within the capacity
-        priority: np.ndarray,  # float64, of each, at most 1e298
-    ) -> int:  # -1, or the place of the first that can't be: nothing has changed then
-        "`update` with arrays, without an error"
-        bad = ~(priority <= LARGEST)
-        if bad.any():
-            return int(bad.argmax())
+        priority: np.ndarray,  # float64, of each
+    ):
+        "Set priorities, without checks"
         _update(self._tree, idx, priority)
-        return -1
 
     def select_into(
         self,

@@ -139,7 +139,7 @@ class Sampler(Draws):
     def attach(
         self,
         place: Place,  # of the memory
-        told: int,  # use the priorities that are there for keys before this one
+        recall: bool,  # take the priorities that are there for its keys
     ):
         "Keep priorities in the memory's place too, if what is there lasts; here, there are none"
 
@@ -277,30 +277,19 @@ def drawn(
     if getattr(type(sampler).sample, 'trusted', False):
         return got
     who = f'{type(sampler).__name__}.sample'
-    remedy = 'return keys,p'
     try:
-        keys, p = map(np.asarray, got)
+        keys, p = got
+        keys = np.asarray(keys)
+        p = np.full(n, p, np.float64)  # a new array, because weights are written into it
     except (ValueError, TypeError):
+        what = f'{n} keys and the probability of each'
         raise ArgumentTypeError(
-            who,
-            'what it gives',
-            type(got).__name__,
-            f'{n} keys and the probability of each',
-            remedy,
+            who, 'what it gives', type(got).__name__, what, 'return keys,p'
         ) from None
-    for what, x, kinds, shapes in (
-        ('keys', keys, 'iu', [(n,)]),
-        ('probabilities', p, 'iuf', [(), (n,)]),
-    ):
-        if x.dtype.kind not in kinds or x.shape not in shapes:
-            raise ArgumentError(
-                who,
-                what,
-                f'{x.dtype} {list(x.shape)}',
-                f'{"numbers" if "f" in kinds else "whole numbers"} [{n}]',
-                remedy,
-            )
-    p = np.full(n, p, np.float64)  # a new array, because weights are written into it
+    if keys.dtype.kind not in 'iu' or keys.shape != (n,):
+        raise ArgumentError(
+            who, 'keys', f'{keys.dtype} {list(keys.shape)}', f'whole numbers [{n}]', 'return keys,p'
+        )
     wrong = ~((p > 0) & (p <= 1 + 1e-6))
     if wrong.any():
         raise ArgumentError(

@@ -28,6 +28,7 @@ from fastrl_replay.steps.errors import (
 from ..steps.locks import DrawOrderLock, renew_in_child
 from ..steps.states import anything, checked, integer, listed
 from ..memory.directory import shard_path
+from ..memory.places import in_parts
 from ..memory.samplers import Sampler, Uniform, drawn, importance_weights, left_out
 from ..memory.timeline import Timeline
 from ..pipe import Pipe, upstream
@@ -384,20 +385,19 @@ class Replay(Pipe):
         drawable = view.completed(oldest) if view.follows else None
         if drawable is None and self._told == end and sampler.first >= oldest:
             return
-        keys = np.arange(max(self._told, oldest), end)
-        columns = {}
         names = sampler.columns if self._initial is None else (*sampler.columns, self._initial)
-        if names and len(keys):
-            line, store, _ = self.memory.parts
-            columns = store.some_columns(keys % line.ring, names)
-        if len(keys):
+        for keys in in_parts(max(self._told, oldest), end, 2**20):
+            columns = {}
+            if names:
+                line, store, _ = self.memory.parts
+                columns = store.some_columns(keys % line.ring, names)
             sampler.added(keys, columns)
+            td = columns.get(self._initial)
+            if not view.follows:
+                sampler.update(keys, td if td is None else td.astype(np.float64))
         if sampler.first < oldest:
             sampler.forget(oldest)
-        if not view.follows and len(keys):
-            td = columns.get(self._initial)
-            sampler.update(keys, td if td is None else td.astype(np.float64))
-        elif drawable is not None:
+        if drawable is not None:
             if len(drawable):
                 sampler.update(drawable)
             view.told()
@@ -425,7 +425,9 @@ class Replay(Pipe):
         for until in sorted({told, end}):
             view.refollow(until)
             self._tell_sampler(until, memory.oldest)
-        sampler.attach(memory.place, told)
+            # before newer rows are told of, which lie in slots of older ones
+            if until == told:
+                sampler.attach(memory.place, True)
         self._opened = True
 
     def _look(self):
@@ -789,7 +791,7 @@ class Replay(Pipe):
             self.memory.settle()
             if not self._opened:
                 return
-            self.sampler.attach(self.memory.place, 0)
+            self.sampler.attach(self.memory.place, False)
             self._note_told()
 
     def __getstate__(self):

@@ -281,6 +281,36 @@ class Even(Sampler):
         return self.first + np.arange(n) % len(self), np.full(n, 1 / len(self))
 
 
+class Rewarded(Sampler):
+    "Rows with rewards above 0"
+
+    columns = ('reward',)
+
+    def clear(self):
+        super().clear()
+        self.found = np.zeros(0, np.int64)
+
+    def added(self, keys, columns=None):
+        self.found = np.append(self.found, keys[columns['reward'] > 0])
+        super().added(keys)
+
+    def forget(self, oldest):
+        super().forget(oldest)
+        self.found = self.found[self.found >= self.first]
+
+    def sample(self, n):
+        return self.found[np.arange(n) % len(self.found)], 1 / len(self.found)
+
+
+def test_a_sampler_sees_the_columns_that_it_asks_for():
+    replay = ExperienceReplay(None, 1, 20, sampler=Rewarded())
+    for block in cut(story(bytes(range(0, 250, 3))), [9, 1, 30, 0, 3]):
+        replay.add(block)
+        want = replay.memory.keys[replay.memory.reward.numpy() > 0]
+        if len(replay) >= 20 and len(want):
+            assert {*replay.sample(20).index.tolist()} == {*want.tolist()[:20]}
+
+
 def test_kind_names_a_sampler_by_its_class_or_its_name():
     for kind in Even, 'Even':
         replay = PrioritizedReplay(None, 2, 100, kind=kind)

@@ -129,7 +129,7 @@ def test_ten_million_leaves():
         ([[1, 2], [3, 12]], [[1, 1], [1, 1]], IndexError, 'place 3; got 12'),
         ([0, 1, 99, 2], [1, 1, 1, np.nan], IndexError, 'place 2; got 99'),
         ([0, 1, 2], [1, np.nan, -1], ValueError, 'place 1, for index 1; got nan'),
-        ([5, 6, 99], [1, -1, 1], ValueError, 'place 1, for index 6; got -1.0'),
+        ([5, 6, 9], [1, -1, 1], ValueError, 'place 1, for index 6; got -1.0'),
         (4, 1e299, ValueError, r'got 1e\+299'),
         ([0, 1], [1, 2, 3], ValueError, r'got \[3\]; expected \[2\]'),
         ([0.5], [1], TypeError, 'integers'),
