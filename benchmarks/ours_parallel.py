@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from fastrl_replay.all import (GymStepper, Parallel, Pipe, PrioritizedReplay, Ranks, RayEngine,
-                               Steps, step_dtype)
+from fastrl_replay.all import (GymStepper, Parallel, Pipe, PrioritizedReplay, Ranks,
+                               RankWeights, RayEngine, Rounds, Steps, step_dtype)
 
 CARTPOLE = step_dtype(Box(-1, 1, (4,)), Discrete(2))
 
@@ -121,8 +121,8 @@ def learner(actors, updates):
     with Ranks() as ranks:
         n, gradients = ranks.size, [torch.zeros(250_000)]
         steps = Parallel(GymStepper(waiting, lambda state: [0]*len(state), seed=0), actors//n)
-        replay = PrioritizedReplay(steps, 64//n, 10_000, ratio=n/4, warmup=100, seed=0)
-        batches = iter(ranks.join(replay, rows=4))
+        replay = PrioritizedReplay(Rounds(steps, ranks, rows=4), 64//n, 10_000, ratio=n/4, warmup=100, seed=0)
+        batches = iter(ranks.sync(RankWeights(replay, ranks)))
         for i in range(40 + updates):
             if i == 40:
                 start = perf_counter()
