@@ -336,32 +336,21 @@ def _stages_of(pipe):
 def _checked_replay(pipe, stages):
     "Return the replay of a chain; raise where the chain can't be one of several"
     replay = pipe.drawn_from if isinstance(pipe, Pipe) else None
-    if not isinstance(replay, Replay):
-        raise ArgumentError(
-            'Ranks',
-            'sync',
-            type(pipe if replay is None else replay).__name__,
-            'a chain with a replay of rows, sequences or goals',
-            'leave out .parallel after a replay, and mixtures; the learner needs a replay',
-        )
-    below = stages[: stages.index(replay)]
-    scaled = below and isinstance(below[-1], RankWeights)
-    if not scaled or replay.has_source and not isinstance(replay.source, Rounds):
-        raise ArgumentError(
-            'Ranks',
-            'sync: the stages beside the replay',
-            ', '.join(type(s).__name__ for s in reversed(stages)),
-            '.rounds(ranks, rows=…) directly above it, .rank_weights(ranks) directly below it',
-            'leave .prefetch out: batches are drawn when they are due',
-        )
-    if len(below) > 1 and not getattr(pipe, 'learned', None):
-        raise ArgumentError(
-            'Ranks',
-            'sync',
-            type(pipe).__name__,
-            'a learner with gradients, such as .dqn, or .rank_weights at the end of the chain',
-        )
-    return replay
+    if isinstance(replay, Replay):
+        below = stages[: stages.index(replay)]
+        scaled = below and isinstance(below[-1], RankWeights)
+        in_step = isinstance(replay.source, Rounds) or not replay.has_source
+        learns = len(below) == 1 or getattr(pipe, 'learned', None)
+        if scaled and in_step and learns:
+            return replay
+    raise ArgumentError(
+        'Ranks',
+        'sync',
+        ', '.join(type(s).__name__ for s in reversed(stages)),
+        'a replay with .rounds(ranks, rows=…) directly above it, .rank_weights(ranks) directly '
+        'below it, and then nothing or a learner with gradients, such as .dqn',
+        'leave out .prefetch, mixtures, and .parallel below the replay',
+    )
 
 
 def _settings(stages) -> dict:  # stage.setting → text
