@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from . import __version__
 from .steps.errors import EnvError, Explained, did_you_mean
-from .steps.settings import SettingsError, about, nearest, recipe_list, shipped
+from .learning.settings import SettingsError, about, nearest, recipe_list, shipped
 
 # %% ../nbs/cli.ipynb #4c19befa
 def _count(text):

@@ -15,7 +15,7 @@ from fastrl_replay.cli import main
 from fastrl_replay.pipe import upstream
 from fastrl_replay.steps.core import Steps
 from fastrl_replay.steps.row_dtypes import spec_dtype
-from fastrl_replay.steps.settings import SettingsError
+from fastrl_replay.learning.settings import SettingsError
 from fastrl_replay.testing import same
 
 SMALL = dict(

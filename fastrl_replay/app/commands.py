@@ -12,7 +12,13 @@ from textwrap import fill
 import numpy as np
 from tqdm.auto import tqdm
 from ..steps.files import write_whole
-from ..steps.settings import SettingsError, as_value, nearest, recipe_list, setting_text
+from fastrl_replay.learning.settings import (
+    SettingsError,
+    as_value,
+    nearest,
+    recipe_list,
+    setting_text,
+)
 from ..learning.evaluation import decimals
 from ..learning.registry import recorded
 from .recipe_settings import recipe, recipes

@@ -15,7 +15,7 @@ from ..envs import bitflip, catch  # noqa: F401 (registers the games)
 from ..envs.agents import Agents
 from ..envs.atari import EpisodicLife, atari, register_games
 from ..steps.errors import Explained, did_you_mean, not_installed
-from ..steps.settings import SettingsError, as_value
+from ..learning.settings import SettingsError, as_value
 import fastrl_replay.memory.frames  # noqa: F401 (registers `Frames`)
 from ..memory.rows import STORES, Store
 

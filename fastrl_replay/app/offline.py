@@ -20,7 +20,7 @@ from fastrl_replay.steps.errors import (
 from ..steps.row_dtypes import step_dtype
 from ..data.datasets import is_minari, read_minari
 from ..stages.journal import Journal
-from ..steps.settings import SettingsError
+from ..learning.settings import SettingsError
 from ..memory.directory import read_meta
 from ..memory.places import in_parts
 from ..memory.timeline import Timeline

@@ -9,7 +9,7 @@ __all__ = ['coerce_setting', 'resolved', 'recipes', 'recipe']
 from dataclasses import replace
 from pathlib import Path
 from ..steps.errors import did_you_mean
-from fastrl_replay.steps.settings import (
+from fastrl_replay.learning.settings import (
     Recipe,
     SettingsError,
     as_value,

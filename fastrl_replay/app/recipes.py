@@ -14,7 +14,7 @@ from weakref import ref
 import gymnasium as gym, numpy as np, torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
-from ..steps.settings import SettingsError, nearest, setting_text, shipped
+from ..learning.settings import SettingsError, nearest, setting_text, shipped
 from ..steps.row_dtypes import MASK, SUCCESS, differing_columns, row_places, saved_dtype
 from ..envs.checks import as_float32
 from ..envs.stepper import GymStepper

@@ -10,7 +10,7 @@ import json, os
 from pathlib import Path
 from .recipe_settings import recipes
 from ..steps.files import json_in
-from ..steps.settings import SettingsError, file_text
+from ..learning.settings import SettingsError, file_text
 
 # %% ../../nbs/app/run_files.ipynb #4994ac98
 def read_metrics(

@@ -18,7 +18,7 @@ from ..pipe import as_worker
 from ..steps.errors import Explained
 from ..steps.files import left_over, lock_file, write_whole
 from .named_envs import reaches_outside, read_calls
-from ..steps.settings import SettingsError
+from ..learning.settings import SettingsError
 from fastrl_replay.steps.states import (
     Misfit,
     anything,

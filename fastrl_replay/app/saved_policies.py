@@ -17,7 +17,7 @@ from ..learning.checkpoints import bare_names, check_same_shapes, load_part, sav
 from ..learning.learners import LEARNERS
 from ..steps.files import open_plain
 from ..steps.nested import fields_of, nest
-from ..steps.settings import SettingsError, nearest
+from ..learning.settings import SettingsError, nearest
 from ..steps.states import anything, checked
 
 # %% ../../nbs/app/saved_policies.ipynb #4ad8d4d1

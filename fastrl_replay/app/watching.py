@@ -18,7 +18,7 @@ from ..look.server import Server
 from ..memory.timeline import Timeline
 from ..steps.errors import Explained, StateError
 from ..steps.files import is_locked, open_plain
-from ..steps.settings import SettingsError
+from ..learning.settings import SettingsError
 
 # %% ../../nbs/app/watching.ipynb #dcfcc155
 class Kept:

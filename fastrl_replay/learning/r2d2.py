@@ -21,7 +21,7 @@ from fastrl_replay.learning.base import (
     full,
 )
 from .dqn import action_values
-from ..steps.settings import SettingsError, setting_text
+from .settings import SettingsError, setting_text
 from fastrl_replay.learning.registry import (
     NORMS,
     Builder,

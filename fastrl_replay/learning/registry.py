@@ -9,7 +9,7 @@ __all__ = ['NORMS', 'RANDOM_FIRST', 'RANDOM_RANGE', 'ROW_MEMORIES', 'LEARNERS', 
 # %% ../../nbs/learning/registry.ipynb #f7f7c743
 import re
 import numpy as np
-from ..steps.settings import SettingsError
+from .settings import SettingsError
 from ..steps.row_dtypes import MASK, SUCCESS
 from ..stages.nstep import NStep
 from ..stages.normalisation import Normalised, StateNorm

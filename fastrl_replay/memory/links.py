@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['INSERTED', 'OLDEST', 'AGE_SUM', 'AGE_MAX', 'SLOTS', 'LINK', 'BACK', 'DRAWN', 'LAST_KEY', 'LAST', 'N_LAST', 'NUMBER',
            'N_NUMBER', 'WINDOW', 'COUNTERS', 'UNTIL', 'NOTED', 'N_NOTED', 'SHARED', 'PATIENCE', 'reach', 'Tables',
-           'Links', 'acceptable', 'link_rows', 'Places', 'as_keys', 'first_invalid', 'count_noted', 'count_drawn']
+           'Links', 'acceptable', 'link_rows', 'as_keys', 'first_invalid', 'count_noted', 'count_drawn']
 
 # %% ../../nbs/memory/links.ipynb #fa703b94
 from typing import NamedTuple
@@ -435,32 +435,11 @@ def _numbers_of(numbers, plan, env_id, out):
         out[i] = number_of(env_id[i], number)
     return True
 
-# %% ../../nbs/memory/links.ipynb #90609507
-class Places(np.ndarray):
-    "Places of rows when they were given out, 0 the oldest; they also serve as keys of these rows"
-
-    oldest = 0  # the key that had place 0
-
-    def __new__(cls, keys, oldest):
-        new = (np.asarray(keys) - oldest).view(cls)
-        new.oldest = oldest
-        return new
-
-    def __array_finalize__(self, other):
-        self.oldest = getattr(other, 'oldest', 0)
-
-    def __reduce__(self):
-        return Places, (self.keys, self.oldest)
-
-    keys = property(lambda self: np.asarray(self) + self.oldest, doc='Of these rows')
-
 # %% ../../nbs/memory/links.ipynb #2ff5285c
 def as_keys(keys, what='keys', who='Timeline') -> np.ndarray:  # int64
     "Keys, or offsets, as the kernels want them"
     if isinstance(keys, torch.Tensor):
         keys = keys.cpu().numpy()
-    if isinstance(keys, Places):
-        return keys.keys
     if type(keys) is np.ndarray and keys.dtype == np.int64:
         return keys
     keys = np.asarray(keys)

@@ -33,7 +33,6 @@ from fastrl_replay.memory.links import (
     INSERTED,
     OLDEST,
     Links,
-    Places,
     as_keys,
     count_drawn,
 )
@@ -232,36 +231,18 @@ class Timeline:
         if not self._parts or not {'total_reward', 'next_state'} <= {*self.dtype.names}:
             return np.zeros(0, standing_dtype(NO_ROWS))
         (line, store, _), (end, oldest) = self._parts, self.span
-        _, envs, _ = line.tables
-        episodes = {int(e): n for e, n in (self.place.meta or {}).get('episodes', {}).items()}
-        episodes |= {e: n for e, n in zip(envs.ids.tolist(), envs.last[:, 0].tolist()) if e >= 0}
         keys = np.arange(oldest, end)
         keys = keys[line.link[keys % line.ring] == 0]  # no row of its episode comes after
         found = np.asarray(store.some_columns(keys % line.ring, ('env_id',))['env_id'])
         last = dict(zip(found.tolist(), keys.tolist()))
-        gone = {e: n for e, n in episodes.items() if e not in last}
-        stands = np.zeros(len(last) + len(gone), standing_dtype(self.dtype))
-        stands['env_id'] = [*last, *gone]
-        stands['counts'][len(last) :, 0] = np.array([*gone.values()]) + 1
+        stands = np.zeros(len(last), standing_dtype(self.dtype))
         rows = self.take([*last.values()]).to('cpu').rows
-        here, ended = stands[: len(last)], rows['terminated'] | rows['truncated']
-        here['key'], here['next_state'] = [*last.values()], rows['next_state']
+        ended = rows['terminated'] | rows['truncated']
+        stands['env_id'] = [*last]
+        stands['next_state'] = rows['next_state']
         counts = rows['episode_n'], rows['step_n'], ended, rows['total_reward']
-        here['counts'][:, :4] = np.stack(counts, 1)
+        stands['counts'][:, :4] = np.stack(counts, 1)
         return stands
-
-    def _note_episodes(self):
-        "Note the last episodes of environments without rows, for a later opening of the memory"
-        (_, envs, last_key), meta = self._parts[0].tables, self.place.meta
-        newest = last_key[: len(envs.ids)]
-        gone = np.flatnonzero((envs.ids >= 0) & (newest >= 0) & (newest < self.oldest))
-        if not meta or not len(gone):
-            return
-        gone = gone[np.argsort(newest[gone])]
-        noted = meta.get('episodes', {}) | dict(
-            zip(map(str, envs.ids[gone].tolist()), envs.last[gone, 0].tolist())
-        )
-        self.place.say(episodes=dict([*noted.items()][-_MOST_ENVS:]))
 
     def _open(self, dtype, place=None):
         "Make links, a store, and layouts of batches and windows for such rows in an empty place"
@@ -485,9 +466,6 @@ class Timeline:
 
     def __getitem__(self, i):
         "Rows by their place in time order (0 is the oldest), or a column of all rows"
-        # of rows that were drawn, wherever they are by now
-        if isinstance(i, Places):
-            return self.take(i)
         if isinstance(i, str):
             return self._column(i)
         return self.take(self.keys[i.numpy() if isinstance(i, torch.Tensor) else i])
@@ -555,7 +533,6 @@ class Timeline:
         self._parts[0].count()
         if self.ages[0]:
             self.place.counters[AGES] = self.ages  # of who has drawn
-        self._note_episodes()
 
     def check_state(self, state: dict):
         "Raise where this state holds more than there is room for"
@@ -764,16 +741,6 @@ class Timeline:
                 meta.get('store'),
                 'the same store, or another path',
             )
-        noted = meta.get('episodes', {})
-        if type(noted) is not dict or any(
-            type(n) is not int or not 0 <= n < 2**31 - 1 for n in noted.values()
-        ):
-            raise StateError(
-                self.who,
-                f'{d.path}/meta.json: episodes',
-                f'{noted}'[:60],
-                'numbers of episodes by env_id',
-            )
         if type(meta.get('max_sz')) is not int or not 0 < meta['max_sz'] <= d.ring:
             raise StateError(
                 self.who, f'{d.path}/meta.json: max_sz', meta.get('max_sz'), f'1 to {d.ring}'
@@ -836,9 +803,6 @@ class Timeline:
         if not (made and self._parts and name in self.dtype.names):
             raise AttributeError(problem('Timeline', f'no attribute or column {name!r}'))
         return self[name]
-
-# %% ../../nbs/memory/timeline.ipynb #ea86a8ad
-_MOST_ENVS = 4096  # whose episodes are noted in meta.json
 
 # %% ../../nbs/memory/timeline.ipynb #4ff47d95
 class _Shapes:

@@ -125,7 +125,7 @@ class Shard:
         "Open the memory, and the log beside it"
         replay = pickle.loads(self.data)
         now = int(time() * 1e6)
-        replay.return_idxs = False  # places in one shard would say nothing
+        replay.return_idxs = False  # keys of one shard would say nothing
         replay.in_worker(WorkerInfo(self.rank, self.n_shards, now if self.restarted else 0))
         inserted = replay.totals()['inserted']
         ids = replay.memory.environments.ids

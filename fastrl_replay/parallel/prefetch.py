@@ -10,12 +10,11 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from weakref import WeakSet
-import numpy as np, torch
+import torch
 from ..steps.core import pack, set_replay
 from ..steps.errors import ArgumentTypeError, StateError, whole
-from ..memory.links import Places
 from ..pipe import Holding, stage
-from ..steps.states import array, block, checked, flag, integer, listed
+from ..steps.states import block, checked, flag, listed
 
 # %% ../../nbs/parallel/prefetch.ipynb #547ce90c
 @stage('prefetch')
@@ -102,11 +101,8 @@ class Prefetch(Holding):
         "The batches that were drawn and not yielded"
 
         def plain(item):
-            batch, *places = item if isinstance(item, tuple) else (item,)
-            return dict(
-                batch=pack(batch),
-                places=[dict(keys=torch.tensor(p.keys), oldest=p.oldest) for p in places],
-            )
+            pair = isinstance(item, tuple)
+            return dict(batch=pack(item[0] if pair else item), pair=pair)
 
         return dict(
             drawn=[plain(d.result()) for d in self._drawn if d.exception() is None],
@@ -114,9 +110,8 @@ class Prefetch(Holding):
         )
 
     def check_state(self, state):
-        "The same with blocks and places"
-        place = dict(keys=array(np.int64, None, low=0), oldest=integer())
-        drawn = listed(dict(batch=block, places=listed(place)))
+        "The same with blocks"
+        drawn = listed(dict(batch=block, pair=flag))
         state = checked('Prefetch', dict(drawn=drawn, over=flag), state)
         for d in state['drawn']:
             index = getattr(d['batch'], 'index', None)  # to tell the replay how it went
@@ -143,9 +138,8 @@ class Prefetch(Holding):
             index = batch['index'].numpy()
             index[...] = now(index)
             set_replay(batch, self.source)
-            places = [Places(now(p['keys']), now(p['oldest'])) for p in d['places']]
             draw = Future()
-            draw.set_result((batch, *places) if places else batch)
+            draw.set_result((batch, index) if d['pair'] else batch)
             self._drawn.append(draw)
         self._stand(state['over'])
 

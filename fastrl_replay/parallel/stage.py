@@ -33,7 +33,6 @@ from fastrl_replay.parallel.engines import (
     batches_in,
     outline,
 )
-from ..memory.links import Places
 from ..steps.locks import DrawOrderLock
 from ..pipe import Items, Pipe, WorkerInfo, stage, upstream, worker_info
 from .processes import Processes
@@ -778,8 +777,6 @@ def _inside(f, x):
 def _pack(x):
     if isinstance(x, Steps):
         return dict(pack(x), drawn=replay_of(x) is not None)
-    if isinstance(x, Places):
-        return dict(kind='places', keys=encode(x.keys), oldest=int(x.oldest))
     numbers = isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in 'biuf'
     return encode(x) if numbers else _inside(_pack, x)
 
@@ -788,8 +785,6 @@ def _unpack(x):
     kind = x.get('kind') if isinstance(x, dict) else None
     if kind in ('array', 'scalar'):
         return decode(encoded(x))
-    if kind == 'places':
-        return Places(decode(encoded(x['keys'])), x['oldest'])
     if not isinstance(x, dict) or not {'kind', 'dtype', 'bytes'} <= x.keys():
         return _inside(_unpack, x)
     steps = unpack(x)

@@ -85,7 +85,6 @@ class Mixture(Pipe):
         self.bs = first.bs if bs is None else whole('Mixture', 'bs', bs, 1)
         self.batches = 0
         self.carried = np.zeros(len(self.replays))
-        self._last = {}  # env_id → the replay of its last step
         if not callable(shares):
             self.shares_now()
 
@@ -191,24 +190,12 @@ class Mixture(Pipe):
         truncated=False,  # was it broken off?
         *,
         to: str = None,  # the name of a replay; None: the one that has a source, or the first one
-        env_id=0,  # of this environment, of the first one, or of each
-        **how,  # final_obs, autoreset_mode and further columns, as for `Replay.add_step`
+        **how,  # env_id, final_obs, autoreset_mode and further columns, as for `Replay.add_step`
     ) -> np.ndarray:  # the keys of new rows in it
         "Add a step from your own loop to one of the replays"
         first = next(name for name, r in self.replays.items() if self.fed in (None, r))
         replay = self._named(first if to is None else to)
-        env = str(env_id)
-        last = self._last.pop(env, replay)
-        if last is not replay:  # there, the episode may have ended
-            ids = np.asarray(env_id)
-            if not ids.ndim:
-                ids = ids + np.arange(max(np.size(reward), 1))
-            ends = last.step_rows.ends()
-            replay.step_rows.lost |= {e: ends[e] for e in ids.tolist() if e in ends}
-        self._last[env] = replay
-        if len(self._last) > _MANY:
-            self._last.pop(next(iter(self._last)))
-        how['env_id'] = env_id
+        replay.step_rows.unsure = True  # an episode may have ended in another replay
         return replay.add_step(obs, action, reward, next_obs, terminated, truncated, **how)
 
     def sample(
@@ -395,6 +382,3 @@ def _together(parts, many, names):
         if isinstance(first, Sequences)
         else rows
     )
-
-
-_MANY = 4096  # environments whose last replay is known

@@ -32,7 +32,6 @@ from fastrl_replay.steps.errors import (
 from ..steps.locks import DrawOrderLock, renew_in_child
 from ..steps.states import anything, checked, integer, listed
 from ..memory.directory import shard_path
-from ..memory.links import Places
 from ..memory.samplers import Sampler, Uniform, drawn, importance_weights, left_out
 from ..memory.timeline import Timeline
 from ..pipe import Pipe, upstream
@@ -110,7 +109,7 @@ class Replay(Pipe):
         needs: int = None,  # how many must be there for a batch; None: as many as it has
         ratio: float = None,  # batches for each row that comes in; None: one batch for each block
         warmup: int = None,  # rows to add before the first batch; they don't count for `ratio`
-        return_idxs: bool = False,  # yield (batch, places in `memory` of its rows or first rows)
+        return_idxs: bool = False,  # yield (batch, its keys)
         freeze_memory: bool = False,  # let blocks pass without adding them
     ):
         who = type(self).__name__
@@ -264,9 +263,7 @@ class Replay(Pipe):
         )
         sampler = sampler.fresh(waits=view.follows)
         view = view.fresh(memory, who)
-        steps = StepRows(who, lambda: memory)
-        if before := vars(self).get('_steps'):
-            steps.lost = before.ends()
+        steps = StepRows(who, lambda: memory, unsure='_steps' in vars(self))
         return dict(
             memory=memory, sampler=sampler, view=view, _steps=steps, _opened=False, _rewinds=None
         )  # do they go on with what lay there? And see `_go_back`
@@ -370,7 +367,7 @@ class Replay(Pipe):
                 if rows is not None and self._holds(rows):
                     self._steps.done()  # the interrupt came after the rows
                 else:
-                    self.step_rows.refused(values, env_id)
+                    self.step_rows.unsure = True  # this may have been the end of an episode
                 raise
 
     def _holds(self, rows) -> bool:
@@ -582,16 +579,12 @@ class Replay(Pipe):
     def sample(
         self,
         bs: int = None,  # how many in this batch; None: the stage's `bs`
-    ):  # the batch; with `return_idxs` also the places of its rows in `memory`
+    ):  # the batch; with `return_idxs` also its keys
         "Draw a batch"
         n = self.bs if bs is None else whole(type(self).__name__, 'batch size', bs, 1)
         with self.lock:
             batch = self.sample_weighted(n, self._weights)
-            return (
-                (batch, Places(batch['index'].cpu().numpy(), self.memory.oldest))
-                if self.return_idxs
-                else batch
-            )
+            return (batch, batch['index'].cpu().numpy()) if self.return_idxs else batch
 
     def sample_weighted(
         self,

@@ -110,10 +110,12 @@ def look(rows, held):
         p = p + 1
         ended = row_ends(rows, row, plan)
         note_row(ahead, slot, episode, step, ended)
+        start = -1
         if unseen(p, length, stride) == 0:
-            at = _note(notes, at, slot, i, p - length, p, ended)
+            start = p - length
         elif ended:
-            at = _note(notes, at, slot, i, tail_start(p, length, stride, tail), p, ENDED)
+            start = tail_start(p, length, stride, tail)
+        at = _note(notes, at, slot, i, start, p, ended)
         ahead[slot, _COUNT], ahead[slot, _NEWEST] = 0 if ended or length == 1 else p, i
     if at == n_rows:
         keep(rows, held)

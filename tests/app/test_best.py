@@ -10,7 +10,7 @@ from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import reopen, resume
 from fastrl_replay.app.saved_policies import load_checkpoint
 from fastrl_replay.cli import main
-from fastrl_replay.steps.settings import SettingsError
+from fastrl_replay.learning.settings import SettingsError
 from fastrl_replay.testing import same
 from test_recipes import Killed, killed, says, stop, tiny  # noqa: F401
 

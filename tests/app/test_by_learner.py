@@ -6,7 +6,7 @@ import gymnasium as gym, pytest
 
 from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.cli import main
-from fastrl_replay.steps.settings import SettingsError
+from fastrl_replay.learning.settings import SettingsError
 from test_recipes import SET
 
 SMALL = [*SET, 'eval_every=200', 'max_sz=1000']

@@ -16,7 +16,7 @@ from fastrl_replay.envs.atari import EpisodicLife, atari, register_games
 from fastrl_replay.envs.catch import Catch
 from fastrl_replay.envs.envstate import decode, encode
 from fastrl_replay.learning.networks import ConvLayers
-from fastrl_replay.steps.settings import SettingsError
+from fastrl_replay.learning.settings import SettingsError
 from fastrl_replay.testing import same, through_file
 from test_cli import same_runs
 from test_recipes import stop

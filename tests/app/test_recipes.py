@@ -19,7 +19,7 @@ from fastrl_replay.app.run_files import read_config, read_metrics
 from fastrl_replay.app.runs import Silent, interruptible, resume, start
 from fastrl_replay.cli import main
 from fastrl_replay.steps.errors import NoRoom
-from fastrl_replay.steps.settings import SettingsError, as_value, parse
+from fastrl_replay.learning.settings import SettingsError, as_value, parse
 from test_cli import no_clock, same_runs
 
 TINY = dict(

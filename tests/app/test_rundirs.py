@@ -13,7 +13,7 @@ from fastrl_replay.app.recipes import check_saved
 from fastrl_replay.app.runs import Silent, lock_dir, outside, reopen, resume
 from fastrl_replay.app.saved_policies import load_checkpoint
 from fastrl_replay.cli import main
-from fastrl_replay.steps.settings import SettingsError
+from fastrl_replay.learning.settings import SettingsError
 from test_cli import same_runs
 from test_recipes import SET, Killed, says, stop, tiny
 

@@ -19,7 +19,7 @@ from fastrl_replay.app.saved_policies import checkpoint_bytes, load_checkpoint, 
 from fastrl_replay.app.watching import Watch, watched_in
 from fastrl_replay.steps.errors import Explained, StateError
 from fastrl_replay.steps.files import write_whole
-from fastrl_replay.steps.settings import SettingsError
+from fastrl_replay.learning.settings import SettingsError
 from test_cli import here
 from test_recipes import OFFLINE, SET, says, stop, tiny
 from workers import within

@@ -134,11 +134,6 @@ def test_a_page_of_damaged_links_is_no_page_of_other_rows(noise, tmp_path):
         memory_sample(ExperienceReplay(max_sz=40, store=Rows(tmp_path / 'm', mode='r')))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason='issue 46, C: a reader does not check links; a writer does. '
-    'It is mended where loaded states are validated once',
-)
 def test_a_reader_takes_no_goals_along_damaged_links(tmp_path):
     def obs(t):
         return {

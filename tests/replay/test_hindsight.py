@@ -225,43 +225,6 @@ def test_rewards_that_another_wrapper_has_changed():
         take(GymStepper(env, seed=0).hindsight_replay(bs=8, max_sz=99, warmup=8), 1)
 
 
-def near(achieved, desired, info):
-    "BitFlip's rewards: 0 at the goal, or else -1"
-    return (achieved[..., 0] == desired[..., 0]) * 1.0 - 1
-
-
-def drawn_for_long(change, store=None, seed=0):
-    "Draw many batches of rows, one in twelve a success, whose rewards something has changed"
-    rng, n = np.random.default_rng(seed), 2000
-    replay = made(bs=16, max_sz=n, reward=near, store=store)
-    rows = np.zeros(n, dtype())
-    rows['episode_n'], rows['step_n'] = 1, np.arange(n) + 1
-    desired, achieved = rng.integers(0, 12, (2, n, 1))
-    for name in 'state', 'next_state':
-        rows[name]['achieved_goal'], rows[name]['desired_goal'] = achieved, desired
-    rows['reward'] = change(near(achieved, desired, {}), rng)
-    replay.add(Steps(rows))
-    for _ in range(200):
-        replay.sample()
-
-
-@pytest.mark.parametrize('store', [None, Rows(device='cpu')], ids=['main memory', 'device'])
-def test_a_wrapper_that_changes_only_successes_is_noticed(store):
-    "Most rows of each batch agree"
-    with pytest.raises(ArgumentError, match='successes have; got 0; expected 10'):
-        drawn_for_long(lambda r, rng: np.where(r == 0, 10, r), store)
-
-
-@pytest.mark.parametrize('share', [0, 0.1, 0.3])
-def test_noisy_rewards_are_no_false_alarm(share):
-    "Some rewards, those of successes too, are replaced at random"
-    for seed in range(4):
-        drawn_for_long(
-            lambda r, rng: np.where(rng.random(len(r)) < share, rng.normal(size=len(r)), r),
-            seed=seed,
-        )
-
-
 @pytest.mark.parametrize(
     'wrong, words',
     [
@@ -307,13 +270,6 @@ def test_rows_without_goals_are_refused(kind, words):
     with pytest.raises(BlockError, match=words):
         replay.add(Steps(np.zeros(3, kind)))
     replay.add(Episodes(1).block([(0, None)] * 3))
-
-
-def test_n_step_rows_are_refused():
-    with pytest.raises(ArgumentError, match='leave .n_step out'):  # when the chain is made
-        GymStepper('fastrl_replay/BitFlip-v0', seed=0).n_step(2, 0.9).hindsight_replay(
-            bs=2, max_sz=50
-        )
 
 
 # ---- with the other parts ----

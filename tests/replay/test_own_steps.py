@@ -337,24 +337,6 @@ def test_the_first_step_after_a_restart_is_kept_in_the_columns_that_are_there(ho
     second.close()
 
 
-def test_states_are_compared_by_value(tmp_path):
-    "After a restart -0. is 0.: the environment was not reset"
-
-    def made():
-        return ExperienceReplay(None, 1, 100, store=Rows(tmp_path / 'm'))
-
-    first = made()
-    first.add_step([1.0, 1.0], 0, 1.0, [0.0, -0.0], False)
-    first.close()
-    second = made()
-    second.add_step([-0.0, 0.0], 0, 1.0, [3.0, 3.0], False)
-    assert second.memory[:].rows[['episode_n', 'step_n', 'total_reward']].tolist() == [
-        (1, 1, 1.0),
-        (1, 2, 2.0),
-    ]
-    second.close()
-
-
 def test_a_reset_that_is_none_is_refused():
     replay = ExperienceReplay(None, 1, 100)
 

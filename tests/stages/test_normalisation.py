@@ -29,7 +29,7 @@ from fastrl_replay.all import (
 )
 from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.recipes import Agent
-from fastrl_replay.steps.settings import SettingsError
+from fastrl_replay.learning.settings import SettingsError
 from fastrl_replay.testing import same, through_file
 from scripted import numbered
 from strategies import cases
