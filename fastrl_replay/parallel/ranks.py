@@ -86,6 +86,7 @@ class Alone:
         )
         _tell(pipe, stages, WorkerInfo(self.rank, self.size))
         replay.ranks = self
+        stages[stages.index(replay) - 1].synced = True
         if learner is not None:
             learner.ranks = self
             self.spread(tensors.values())
@@ -299,9 +300,10 @@ class RankWeights(Pipe):
     ):
         super().__init__(source)
         self.ranks = ranks
+        self.synced = False
 
     def __iter__(self):
-        if getattr(self.source, 'ranks', None) is not self.ranks:
+        if not self.synced:
             raise ArgumentError(
                 'RankWeights',
                 'a chain that was not compared with those of the other ranks',

@@ -171,8 +171,8 @@ class Service(Pipe):
     def _renumbered(self, steps):
         "Return a copy with the service's environment numbers, as is if the memory will reject it"
         steps = steps.copy()
-        there = 'env_id' in steps.dtype.names
-        column = steps.rows['env_id'] if there else np.zeros(0, np.int64)
+        known = 'env_id' in steps.dtype.names and steps.dtype['env_id'].kind in 'iu'
+        column = steps.rows['env_id'] if known else np.zeros(0, np.int64)
         ids, places = np.unique(column, return_inverse=True)
         ids = ids.tolist()
         new = [e for e in ids if e not in self._env_numbers and 0 <= e < MAX_ENVS]
