@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic, time
 import numpy as np
 from ..memory.samplers import Uniform
+from .shards import scale_of
 from ..pipe import WorkerInfo
 from ..replay.replay import Replay, as_fraction
 from ..steps.batches import each_of
@@ -204,7 +205,7 @@ class Shard:
             index[...] = (index + first_key) * self.n_shards + self.rank
             parts.append(pickle.dumps(batch))
             n = n - k
-            beta = self.replay.facts(batch)['beta']
+            beta = scale_of(self.replay, each_of(batch)['weight'])['beta']
         self.counts['batches'] = max(self.counts['batches'], batches + 1)
         return parts, beta
 

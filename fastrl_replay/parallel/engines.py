@@ -25,7 +25,10 @@ from fastrl_replay.steps.errors import (
     problem,
 )
 from ..envs.envstate import decode, encode, encoded
+from .shards import facts_of
 from ..pipe import Pipe, WorkerInfo
+from ..replay.mixture import Mixture
+from ..replay.replay import Replay
 
 # %% ../../nbs/parallel/engines.ipynb #8f333f78
 class _Outline(cloudpickle.Pickler):
@@ -348,7 +351,7 @@ class Served:
                 'one replay',
                 'a .parallel for each',
             )
-        return self.replay.facts(batch) if hasattr(self.replay, 'facts') else None
+        return facts_of(self.replay, batch) if isinstance(self.replay, (Replay, Mixture)) else None
 
     def _look(self, f, *args):
         return f(self.replay, *args)

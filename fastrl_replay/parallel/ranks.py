@@ -13,6 +13,7 @@ from numbers import Number
 import numpy as np, torch
 from torch import distributed as dist
 from .engines import batches_in
+from .shards import scale_of
 from ..pipe import Pipe, WorkerInfo, as_worker, stage, upstream
 from ..replay.replay import Replay
 from ..stages.journal import Collected, Gather
@@ -319,12 +320,13 @@ class RankWeights(Pipe):
         batch,  # as the replay has just drawn it
     ):
         "Scale its weights, in place"
-        facts = self.source.facts(batch)
-        if not facts['beta']:
+        weight = each_of(batch)['weight']
+        own = scale_of(self.source, weight)
+        if not own['beta']:
             return
-        scale = facts['mass'] ** facts['beta']
-        most = max(self.ranks.gather(facts['top'] * scale))
-        each_of(batch)['weight'].mul_(scale / most)
+        scale = own['mass'] ** own['beta']
+        most = max(self.ranks.gather(own['top'] * scale))
+        weight.mul_(scale / most)
 
 # %% ../../nbs/parallel/ranks.ipynb #5b5026de
 def _stages_of(pipe):

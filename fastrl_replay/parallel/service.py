@@ -208,7 +208,7 @@ class Service(Pipe):
                 self._steps.done()
                 return keys
             except BaseException:
-                self._steps.unsure = True
+                self._steps.refused(values)
                 raise
 
     def sample(

@@ -37,7 +37,7 @@ from ..steps.locks import DrawOrderLock
 from ..pipe import Items, Pipe, WorkerInfo, stage, upstream, worker_info
 from .processes import Processes
 from .ray_engine import RayEngine
-from .shards import as_feedback, by_shard, parts_of, weight_scales
+from .shards import as_feedback, by_shard, weight_scales
 
 # %% ../../nbs/parallel/stage.ipynb #992018f1
 def _processes(method, address=None):
@@ -478,7 +478,7 @@ class Parallel(Pipe):
                 continue
             index = rows['index']
             # of each replay; a key's remainder says whose it is
-            newest = w.newest or [-1] * len(parts_of(known[0] if known else {}))
+            newest = w.newest or [-1] * (len(known[0]['parts']) if known else 1)
             n = len(newest)
             theirs = [index] if n == 1 else [index[index % n == i] for i in range(n)]
             w.newest = [max(a, int(k.max(initial=-1))) for a, k in zip(newest, theirs)]
@@ -553,16 +553,16 @@ class Parallel(Pipe):
                 facts = v.chunks[0].get('facts', [None])[-1]
             if facts is not None and v is not w:
                 others[v] = facts
-        every = zip(*map(parts_of, [told[-1], *others.values()]))
+        every = zip(*(f['parts'] for f in (told[-1], *others.values())))
         # drawable rows of each replay; without mixtures, the same factor for all weights
-        drawable = [sum(p.get('drawable', 0) for p in parts) or 1 for parts in every]
+        drawable = [sum(p['drawable'] for p in parts) or 1 for parts in every]
         tops = [weight_scales(f, self._share(v), drawable)[1] for v, f in others.items()]
         for batch, facts in zip(batches, told):
-            if not any(p['beta'] for p in parts_of(facts)):
+            if not any(p['beta'] for p in facts['parts']):
                 continue
             scales, top = weight_scales(facts, self._share(w), drawable)
             rows = each_of(batch).rows
-            replay = rows['replay'] if 'parts' in facts else 0
+            replay = rows['replay'] if len(facts['parts']) > 1 else 0
             rows['weight'] *= (scales / max([top, *tops]))[replay]
         if self._now['restart'] == w.info.restart:
             w.facts = told[-1]
@@ -792,32 +792,23 @@ def _unpack(x):
     return steps
 
 # %% ../../nbs/parallel/stage.ipynb #511ebe34
+_PART = dict(mass=real(0), beta=real(0), top=real(0), drawable=integer())
 _FACTS = dict(
     rows=integer(),
-    mass=real(0),
-    beta=real(0),
-    top=real(0),
     inserted=integer(),
     counted=integer(),
     stale=integer(),
     age=real(0),
     kept=flag,
+    parts=listed(_PART),
 )
-_PART = dict(mass=real(0), beta=real(0), top=real(0), drawable=integer())
-
-
-def _facts_form(x):
-    # of a mixture
-    parts = dict(parts=listed(_PART)) if isinstance(x, dict) and 'parts' in x else {}
-    return checked('Parallel', {**_FACTS, **parts}, x)
-
 
 _COUNTED = dict(
     newest=listed(integer(-1)),
     given=integer(),
     lag=integer(),
     past=dict.fromkeys(('lost', 'stale', 'inserted', 'counted'), integer()),
-    facts=maybe(_facts_form),
+    facts=maybe(_FACTS),
 )
 _NEWS = listed(dict(steps=integer(), returns=listed(real()), successes=listed(real())))
 
@@ -826,7 +817,7 @@ def _chunk_form(x):
     form = dict(
         items=listed(anything), at=integer(), over=flag, error=maybe(text), restart=integer()
     )
-    more = {k: v for k, v in dict(facts=listed(_facts_form), news=_NEWS).items() if k in x}
+    more = {k: v for k, v in dict(facts=listed(_FACTS), news=_NEWS).items() if k in x}
     return checked('Parallel', {**form, **more}, x)
 
 

@@ -10,15 +10,12 @@ from fastcore.meta import delegates
 from ..memory.samplers import Sampler, Uniform
 from ..memory.rows import Store
 from ..pipe import stage
-from .replay import PARTS, Fixed, Replay
+from .replay import PARTS, Replay
 
 # %% ../../nbs/replay/experience.ipynb #2730152d
 @stage('experience_replay')
 class ExperienceReplay(Replay):
     "Keeps the last `max_sz` rows and yields batches of `bs`, drawn uniformly or by `sampler`"
-
-    seed = Fixed()
-    replacement = Fixed()
 
     @delegates(Replay.__init__, but=PARTS)
     def __init__(

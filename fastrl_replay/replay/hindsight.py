@@ -20,12 +20,12 @@ from fastrl_replay.steps.errors import (
     choice,
     number,
 )
-from ..memory.links import BACK, INSERTED, OLDEST, SLOTS
+from ..memory.links import BACK, INSERTED, LINK, OLDEST, SLOTS
 from ..memory.rows import ArrayRows, Store
 from ..memory.draws import random_bits, random_seed
 from ..memory.samplers import Sampler, Uniform
 from ..pipe import stage, upstream
-from .replay import PARTS, Fixed, Replay, scheduled
+from .replay import PARTS, Replay, scheduled
 from .views import Transitions
 from ..steps.states import anything, checked, integer
 
@@ -36,16 +36,19 @@ _u = np.uint64
 
 @njit
 def follow_links(numbers, followed, table):
-    "Note rows from the key `followed` on; return the next key"
+    "Note rows from the key `followed` on; return the next key, or -1-key where links are wrong"
     ring = numbers[SLOTS]
     oldest = numbers[OLDEST]
     inserted = numbers[INSERTED]
     back = ints_at(numbers[BACK], ring)
+    link = ints_at(numbers[LINK], ring)
     for key in range(max(followed, oldest), inserted):
         here = table[key % ring]
         step = back[key % ring]
         here.first, here.place, here.ahead = key, 0, 0
         if 0 < step < ring and key - step >= oldest:
+            if link[(key - step) % ring] != step:
+                return -1 - key
             before = table[(key - step) % ring]
             here.first, here.place, before.ahead = before.first, before.place + 1, step
     return inserted
@@ -329,8 +332,15 @@ class Hindsight(Transitions):
             # do batches lie on a device?
             self._there = not isinstance(store.empty(0, 8), np.ndarray)
             self._lies = _as_bytes(store.columns) if type(store) is ArrayRows else None
-        if self._followed != line.inserted:
-            self._followed = follow_links(line.tables.numbers, self._followed, self._table)
+        while self._followed != line.inserted:
+            followed = follow_links(line.tables.numbers, self._followed, self._table)
+            if followed < 0:
+                followed = -1 - followed
+                before = followed - line.back[followed % line.ring]
+                # if it is older, another process has overwritten it meanwhile
+                if before >= self.memory.oldest:
+                    raise StateError(self.who, 'a memory with damaged links', f'key {followed}')
+            self._followed = followed
 
     def _compare(self, batch):
         "Raise if most rewards recomputed for the rows' own goals differ"
@@ -480,8 +490,6 @@ def _as_bytes(rows):
 @stage('hindsight_replay')
 class HindsightReplay(Replay):
     "Keeps the last `max_sz` rows and yields batches of `bs`, a share with goals achieved later"
-
-    share, strategy, reward, replacement, seed = (Fixed() for _ in range(5))
 
     @delegates(Replay.__init__, but=PARTS)
     def __init__(

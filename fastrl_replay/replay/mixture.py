@@ -64,9 +64,9 @@ def raw_weights(
 class Mixture(Pipe):
     "Batches from several replays, a share from each; TD errors go to the replay of their row"
 
-    # of several, whose weights are brought together
     draws_batches = True
-    _is_shard = False
+    _stepped = None  # the name of the replay that took the last step
+    is_shard = False  # one of several, whose weights are brought to one scale
 
     def __init__(
         self,
@@ -194,8 +194,11 @@ class Mixture(Pipe):
     ) -> np.ndarray:  # the keys of new rows in it
         "Add a step from your own loop to one of the replays"
         first = next(name for name, r in self.replays.items() if self.fed in (None, r))
-        replay = self._named(first if to is None else to)
-        replay.step_rows.unsure = True  # an episode may have ended in another replay
+        name = first if to is None else to
+        replay = self._named(name)
+        if self._stepped not in (None, name):
+            replay.step_rows.unsure = True  # an episode may have ended in the other one
+        self._stepped = name
         return replay.add_step(obs, action, reward, next_obs, terminated, truncated, **how)
 
     def sample(
@@ -210,7 +213,7 @@ class Mixture(Pipe):
                 raise NotEnoughRows(f'Mixture, replay {name!r}: {r.too_few(r.needed(k))}')
         parts = []
         tops = [0.0]
-        shard = self._is_shard
+        shard = self.is_shard
         for which, (r, k) in enumerate(zip(self.replays.values(), counts.tolist())):
             if not k:
                 continue
@@ -321,23 +324,7 @@ class Mixture(Pipe):
         # the one that has a source is told once
         for r in self.replays.values():
             r.in_worker(info)
-        self._is_shard = any(r._is_shard for r in self.replays.values())
-
-    def facts(
-        self,
-        batch,  # that was drawn just now
-    ) -> dict:  # numbers of the replay with a source, or the first; `parts`: of each one's weights
-        "What is to be said of a batch beside those of other shards"
-        each = each_of(batch)
-        replays = [*self.replays.values()]
-        of = [each[each['replay'] == i] for i in range(len(replays))]
-        parts = [
-            dict(r.scale(rows['weight'], r.weight_norm), drawable=len(r.view))
-            for r, rows in zip(replays, of)
-        ]
-        main = replays[0] if self.fed is None else self.fed
-        stale = sum(r.stale for r in replays)
-        return dict(main.facts(of[replays.index(main)]), stale=int(stale), parts=parts)
+        self.is_shard = any(r.is_shard for r in self.replays.values())
 
 # %% ../../nbs/replay/mixture.ipynb #552f19cf
 @lru_cache(maxsize=64)

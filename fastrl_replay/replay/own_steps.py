@@ -20,7 +20,16 @@ from ..steps.core import Steps, pack
 from ..steps.errors import ArgumentTypeError, BlockError, StateError, outside, problem
 from ..steps.nested import fields_of, nested_dtype
 from ..steps.row_dtypes import column_dtype, dtype_spec, step_dtype
-from ..steps.states import Misfit, anything, block, checked, listed, maybe, row_dtype
+from fastrl_replay.steps.states import (
+    Misfit,
+    anything,
+    block,
+    checked,
+    flag,
+    listed,
+    maybe,
+    row_dtype,
+)
 from ..steps.episodes import UNKNOWN, BlockGate, refuse_nan, standing_dtype
 from ..steps.numbering import MAX_ENVS
 from ..envs.vector_slots import COUNTED, as_mode
@@ -171,7 +180,7 @@ def number_steps(raw, at, which, table, new, late, unsure, resets):
         broken = step > 0 and not had_ended and not goes_on
         if late and after_end and not idle:
             return -1 - i
-        resets[i] = late and idle and (had_ended and goes_on or broken or unknown and unsure)
+        resets[i] = late and idle and (had_ended and goes_on or unsure and (broken or unknown))
         if after_end and not late and not over:
             outcome |= AFTER_END
         if broken:
@@ -203,7 +212,7 @@ class StepRows:
         who: str,  # whose rows they are, for errors
         memory=lambda: None,  # gives the `Timeline` with rows from before a restart, if any
         continues: bool = True,  # may an episode of that memory go on?
-        unsure: bool = False,  # may an unknown environment be between an end and its reset?
+        unsure: bool = False,  # may the end of an episode have been lost, so that a reset is next?
     ):
         self.who = who
         self.memory = memory
@@ -262,6 +271,10 @@ class StepRows:
         "Count the rows that were made last"
         self._records[self._which] = self._new_records
         self.dtype = self.rows.dtype
+
+    def refused(self, values):
+        "Remember that the end of an episode is lost if this step, which was refused, is one"
+        self.unsure |= any(bool(as_array(values[k]).any()) for k in _FLAGS)
 
     def break_off(self):
         "Let the environments that stepped last begin an episode: their last step may be lost"
@@ -449,16 +462,17 @@ class StepRows:
     def snapshot(self) -> dict:  # plain data and tensors
         "Save where each environment stands"
         if self.dtype is None:
-            return dict(dtype=None, stands=None)
+            return dict(dtype=None, stands=None, unsure=self.unsure)
         stands = self.table[: len(self.number)]
         stands = stands[stands['counts'][:, EPISODE] > 0]
-        return dict(dtype=dtype_spec(self.dtype), stands=pack(Steps(stands)))
+        dtype = dtype_spec(self.dtype)
+        return dict(dtype=dtype, stands=pack(Steps(stands)), unsure=self.unsure)
 
     def load(self, state):
         "Continue from what was saved; this object must be new"
-        form = dict(dtype=maybe(_row_dtype), stands=maybe(block))
+        form = dict(dtype=maybe(_row_dtype), stands=maybe(block), unsure=flag)
         state = checked(self.who, form, state)
-        self.unsure = True
+        self.unsure |= state['unsure']
         self.dtype = state['dtype']
         if self.dtype is None:
             return
@@ -582,7 +596,8 @@ class OwnSteps(Pipe):
 
     def check_state(self, state):
         state = checked('OwnSteps', dict(steps=anything, waiting=listed(block)), state)
-        rows = StepRows('OwnSteps', self._memory, continues=False)
+        used = self.rows.dtype is not None
+        rows = StepRows('OwnSteps', self._memory, continues=False, unsure=used)
         rows.load(state['steps'])
         return dict(state, steps=rows)
 

@@ -13,14 +13,12 @@ from ..memory.rows import Store
 from ..memory.priorities import sampler_of_kind
 from ..memory.samplers import SAMPLERS, Sampler
 from ..pipe import stage
-from .replay import PARTS, Fixed, Replay, scheduled
+from .replay import PARTS, Replay, scheduled
 from .views import Transitions
 
 # %% ../../nbs/replay/prioritized.ipynb #e1a91d0b
 class ReplayByKind(Replay):
     "A replay whose sampler is named by `kind`, or made of a class"
-
-    kind, alpha, eps, initial, stratified, seed = (Fixed() for _ in range(6))
 
     @delegates(Replay.__init__, but=PARTS)
     def __init__(

@@ -6,7 +6,6 @@
 __all__ = ['QUEUED', 'OLDEST', 'DRAWABLE', 'FOLLOWED', 'LEFT', 'track', 'enter_sequences', 'SequenceView']
 
 # %% ../../nbs/replay/sequence_view.ipynb #8e3ac625
-from time import monotonic
 from typing import NamedTuple
 import numpy as np, torch
 from ..steps.batches import Sequences
@@ -156,7 +155,6 @@ class SequenceView(View):
         self._completed = _NO_KEYS
         # was the place told of the columns? Are rows followed that lay there?
         self._said = self._rereads = False
-        self._waits = None  # up to which row states were there, and since when
 
     def __len__(self):
         return self._counters.item(DRAWABLE)
@@ -420,13 +418,9 @@ class SequenceView(View):
 
     def _noted(self, end) -> int:  # a key
         "Return how far a read-only process may follow: as far as states of sequences are stored"
-        told = self.memory.place.told_to
-        now = monotonic()
-        if not self.memory.reads_only or told >= end or not self._tracks.hiddens.shape[2]:
+        if not self.memory.reads_only or not self._tracks.hiddens.shape[2]:
             return end
-        if self._waits is None or self._waits[0] != told:
-            self._waits = told, now
-        return end if now - self._waits[1] > _PATIENCE else told
+        return min(end, self.memory.place.told_to)
 
     def _plan_of(self, dtype):
         plan = self._plan.copy()
@@ -512,10 +506,6 @@ class SequenceView(View):
         going_on = self.memory.going_on
         sequences = _tensors(sequences)
         tracks = _tensors({k: a[going_on] for k, a in self._tracks._asdict().items()})
-        # what lay there before would make equal states differ
-        beyond = torch.arange(self.length) >= tracks['count'][:, None]
-        for k in 'recent', 'hiddens':
-            tracks[k][beyond] = 0
         if len(self._index):
             for states in tracks['hiddens'], *(sequences[k] for k in ('hidden',) if k in sequences):
                 states[..., padding(self._hidden)] = 0
@@ -589,9 +579,6 @@ def _without_states(dtype):
     if 'hidden' not in dtype.names:
         return dtype
     return np.dtype([(n, dtype[n]) for n in dtype.names if n != 'hidden'], align=True)
-
-# %% ../../nbs/replay/sequence_view.ipynb #ec76c712
-_PATIENCE = 1.0  # seconds
 
 # %% ../../nbs/replay/sequence_view.ipynb #d23c9f09
 # what can be wrong with errors

@@ -6,22 +6,19 @@
 __all__ = ['SequenceReplay']
 
 # %% ../../nbs/replay/sequences.ipynb #fd272f91
-import warnings
 from fastcore.meta import delegates
-from ..steps.errors import choice, number, outside, whole
+from ..steps.errors import choice, number, whole
 from ..memory.rows import Store
 from ..memory.samplers import Sampler
 from ..pipe import stage
 from .prioritized import ReplayByKind
-from .replay import Fixed, Replay
+from .replay import Replay
 from .sequence_view import SequenceView
 
 # %% ../../nbs/replay/sequences.ipynb #49720f71
 @stage('sequence_replay')
 class SequenceReplay(ReplayByKind):
     "Keeps the last `max_sz` rows and yields batches of `bs` overlapping sequences within episodes"
-
-    length, burn_in, overlap, state, eta, prioritized = (Fixed() for _ in range(6))
 
     @delegates(ReplayByKind.__init__)
     def __init__(
@@ -71,13 +68,6 @@ class SequenceReplay(ReplayByKind):
             length // 2 if x is None else whole(who, what, x, 0, length - 1)
             for what, x in dict(burn_in=burn_in, overlap=overlap).items()
         )
-        if burn_in > overlap:
-            share = (burn_in - overlap) / (length - overlap)
-            warnings.warn(
-                f'{who}: overlap={overlap} is less than burn_in={burn_in}, so {share:.0%} of the '
-                f'steps in long episodes are never learned from. Remedy: overlap={burn_in} or more',
-                stacklevel=outside(),
-            )
         number(who, 'eta', eta, high=1)
         self.length = length
         self.burn_in = burn_in

@@ -183,9 +183,11 @@ def test_resets_without_an_end_are_no_noise():
     check_rows(replay.memory, walk, 1)
 
 
+@pytest.mark.filterwarnings('ignore:.*new episode')
+@pytest.mark.parametrize('ended', [False, True])
 @pytest.mark.parametrize('make', [CHAINS['one step'][1], CHAINS['three steps'][1]])
-def test_a_restart_in_next_step_mode_loses_no_step(make):
-    "Killed directly after an end: the first real step is no reset, whatever its reward"
+def test_a_restart_in_next_step_mode_loses_no_step(make, ended):
+    "Killed within an episode or after its end: the first step is no reset, whatever its reward"
     for reward in 0.0, 1.0:
         replay = make()
 
@@ -200,7 +202,7 @@ def test_a_restart_in_next_step_mode_loses_no_step(make):
             )
 
         step(1, 1.0, 2, False)
-        step(2, 1.0, 3, True)
+        step(2, 1.0, 3, ended)
         state = through_file(replay.state_dict())
         replay = make()
         replay.load_state_dict(state)

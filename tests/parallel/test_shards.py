@@ -236,39 +236,24 @@ def test_stats_have_a_line_for_each_shard():
 # ---- weights ----
 
 
-class Memory(Pipe):
+class Memory(PrioritizedReplay):
     "A shard with rows from the start: shard s has `sizes[s]`, each with its number and an error"
 
-    draws_batches = True
-
     def __init__(self, source, sizes, errors, **kw):
-        super().__init__(source)
-        self.sizes, self.errors, self.kw = sizes, errors, kw
+        super().__init__(source, **{**dict(bs=4, max_sz=64, alpha=1, eps=0, seed=0), **kw})
+        self.sizes, self.errors = sizes, errors
 
     def _in_worker(self, info):
-        first = sum(self.sizes[: info.rank])
-        self.replay = filled(range(first, first + self.sizes[info.rank]), self.errors, self.kw)
-        self.replay._in_worker(info)
+        super()._in_worker(info)
+        n, first = self.sizes[info.rank], sum(self.sizes[: info.rank])
+        block = Steps.cat([*scripted_steps([script(50)], n)])
+        block.rows['reward'] = first + np.arange(n)
+        self.add(block)
+        self.update_priorities(np.arange(n), np.asarray(self.errors, float)[first : first + n])
 
     def __iter__(self):
-        for batch in self.replay:
-            batch._replay = self
-            yield batch
-
-    def facts(self, batch):
-        return self.replay.facts(batch)
-
-    def update_priorities(self, keys, td):
-        self.replay.update_priorities(keys, td)
-
-
-def filled(numbers, errors, kw):
-    block = Steps.cat([*scripted_steps([script(50)], len(numbers))])
-    block.rows['reward'] = [*numbers]
-    replay = PrioritizedReplay(None, **{**dict(bs=4, max_sz=64, alpha=1, eps=0, seed=0), **kw})
-    replay.add(block)
-    replay.update_priorities(np.arange(len(numbers)), np.asarray(errors, float)[[*numbers]])
-    return replay
+        while True:
+            yield self.sample()
 
 
 SIZES, ERRORS = (4, 12), [1, 2, 3, 6] + [40] * 6 + [0.5] * 6  # 12 and 243

@@ -283,8 +283,8 @@ FAULTS = [
     Fault(
         10,
         'replay/replay.py',
-        'return self._counted * r.numerator // r.denominator > self._n_yielded',
-        'return self._counted * r.numerator // r.denominator >= self._n_yielded',
+        'return self.counted * r.numerator // r.denominator > self._n_yielded',
+        'return self.counted * r.numerator // r.denominator >= self._n_yielded',
         'replay/test_replay.py',
     ),
 ]
