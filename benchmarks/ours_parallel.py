@@ -120,13 +120,12 @@ def learner(actors, updates):
     "Be one of torchrun's learners: an update has 64 rows, waits 4 ms, and comes every four steps"
     with Ranks() as ranks:
         n, gradients = ranks.size, [torch.zeros(250_000)]
-        steps = Parallel(GymStepper(waiting, lambda state: [0]*len(state), seed=0), actors//n)
-        replay = PrioritizedReplay(steps, 64//n, 10_000, ratio=n/4, warmup=100, seed=0)
-        batches = iter(ranks.join(replay, rows=4))
-        for i in range(40 + updates):
+        steps = GymStepper(waiting, lambda state: [0]*len(state), seed=0).parallel(actors//n)
+        replay = (steps.rounds(ranks, rows=4)
+                  .prioritized_replay(64//n, 10_000, ratio=n/4, warmup=100, seed=0))
+        for i, batch in zip(range(40 + updates), ranks.sync(replay.rank_weights(ranks))):
             if i == 40:
                 start = perf_counter()
-            batch = next(batches)
             time.sleep(.004/n)
             ranks.average(gradients)
             batch.update_priorities(torch.ones(64//n))

@@ -16,7 +16,8 @@ __all__ = ['ActionError', 'ArgumentError', 'ArgumentTypeError', 'BlockError', 'E
            'SquashedGaussian', 'actor_net', 'squashed', 'DQNLearner', 'QLearner', 'QTable', 'R2D2Learner', 'SACLearner',
            'TD3Learner', 'discounts', 'dqn_errors', 'r2d2_errors', 'sac_errors', 'td3_errors', 'evaluate',
            'load_policy', 'Columns', 'PipeNode', 'StatefulPipe', 'Parallel', 'RayEngine', 'WorkerError',
-           'NotEnoughDraws', 'Service', 'ServiceError', 'connect', 'stop', 'Prefetch', 'RankError', 'Ranks']
+           'NotEnoughDraws', 'Service', 'ServiceError', 'connect', 'stop', 'Prefetch', 'RankError', 'Ranks',
+           'RankWeights', 'Rounds']
 
 # %% ../nbs/all.ipynb #6c6c196b
 from .steps.core import Steps
@@ -121,7 +122,7 @@ from .parallel.stage import Parallel
 from .parallel.coordinator import NotEnoughDraws, ServiceError
 from .parallel.service import Service, connect, stop
 from .parallel.prefetch import Prefetch
-from .parallel.ranks import RankError, Ranks
+from .parallel.ranks import RankError, Ranks, RankWeights, Rounds
 
 # %% ../nbs/all.ipynb #0675b589
 _all_ = [
@@ -229,4 +230,6 @@ _all_ = [
     'Prefetch',
     'RankError',
     'Ranks',
+    'RankWeights',
+    'Rounds',
 ]

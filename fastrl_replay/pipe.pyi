@@ -32,10 +32,12 @@ from fastrl_replay.learning.sac import SACLearner
 from fastrl_replay.learning.td3 import TD3Learner
 from fastrl_replay.stages.recorded import Episodes
 from fastrl_replay.app.offline import Offline
-from fastrl_replay.parallel.prefetch import Prefetch
+from fastrl_replay.parallel.ranks import Rounds
+from fastrl_replay.parallel.ranks import RankWeights
 from fastrl_replay.parallel.stage import Parallel
 from fastrl_replay.data.interop import StatefulPipe
 from fastrl_replay.data.interop import PipeNode
+from fastrl_replay.parallel.prefetch import Prefetch
 class Pipe(IterDataPipe, Saves):
     source: Any
     def __iter__(self) -> Iterator[Any]: ...
@@ -90,10 +92,12 @@ class Pipe(IterDataPipe, Saves):
     def td3(self, actor: Any, critics: Any, space: Any, gamma: float = ..., lr: float = ..., tau: float = ..., smoothing: float = ..., most: float = ..., actor_every: int = ..., max_norm: float = ..., optimizer: Any = ..., seed: int | None = ...) -> TD3Learner: 'Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records'
     def episodes(self, keep: Any = ..., env_id: int = ..., **names: Any) -> Episodes: 'Rows from arrays of whole episodes, by `names`: dicts, `.npz`, Parquet, Arrow, Hugging Face'
     def offline(self, data: Any, max_steps: float = ..., spaces: Any = ..., n_step: int = ..., gamma: float = ..., last: Any = ...) -> Offline: 'Fills a replay with recorded rows, from which it then draws; each batch counts as a step'
-    def prefetch(self, ahead: int = ..., device: Any = ...) -> Prefetch: 'Draws the next batches of a replay in a thread, while the learner computes with this one'
+    def rounds(self, ranks: Any, rows: int = ..., max_steps: float = ..., max_episodes: float = ...) -> Rounds: 'Blocks of `rows` rows of all ranks in step, with one journal for all; all ranks end together'
+    def rank_weights(self, ranks: Any) -> RankWeights: 'Brings weights of batches to a scale that is that of the memories of all ranks'
     def parallel(self, num_workers: int = ..., ahead: int | None = ..., chunk: int = ..., method: str | None = ..., restarts: int = ..., engine: Any = ..., ordered: bool = ..., weights_every: int = ...) -> Parallel: 'Copies of the chain above, in workers; a second pass goes on where the last one stopped'
     def stateful(self) -> StatefulPipe: 'The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` restores exactly'
     def node(self) -> PipeNode: 'The chain as a node of `torchdata.nodes`, saved and restored exactly'
+    def prefetch(self, ahead: int = ..., device: Any = ...) -> Prefetch: 'Draws the next batches of a replay in a thread, while the learner computes with this one'
 class WorkerInfo(NamedTuple):
     rank: int = ...
     world_size: int = ...

@@ -108,21 +108,21 @@ def differs(ranks, what):
     mine = {k: other[k] if ranks.rank and k == what else usual[k] for k in usual}
     net = value_net(gym.make('CartPole-v1').observation_space, TWO, (mine['networks'],))
     steps = GymStepper('CartPole-v1', EpsGreedy(net, 0.3, seed=0), seed=0)
-    steps = steps.n_step(mine['n'], gamma=mine['gamma'])
+    steps = steps.n_step(mine['n'], gamma=mine['gamma']).rounds(ranks, max_steps=500)
     uniform = ranks.rank and what == 'memory'
     make = steps.experience_replay if uniform else steps.prioritized_replay
     replay = make(bs=8, warmup=16, ratio=mine['ratio'], seed=ranks.rank)
     how = {k: mine[k] for k in ('lr', 'tau', 'target_every')}
-    for record in ranks.join(replay.dqn(net, **how), max_steps=500):
+    for record in ranks.sync(replay.rank_weights(ranks).dqn(net, **how)):
         pass
 
 
 def weights(ranks, norm):
     "Two memories of unequal mass; each says what it drew, with the weights"
     replay = PrioritizedReplay(
-        [], bs=4, max_sz=64, alpha=0.7, beta=0.6, eps=0.0, weight_norm=norm, seed=0
+        None, bs=4, max_sz=64, alpha=0.7, beta=0.6, eps=0.0, weight_norm=norm, seed=0
     )
-    pipe = ranks.join(replay)
+    pipe = ranks.sync(replay.rank_weights(ranks))
     n = (5, 12)[ranks.rank]
     td = np.arange(1, n + 1) * (1.0, 10.0)[ranks.rank]
     block = Steps.cat([*GymStepper('CartPole-v1', seed=0).header(n)])
@@ -157,12 +157,9 @@ def rounds(ranks, seed, steps):
     env = gym.make('CartPole-v1')
     net = value_net(env.observation_space, env.action_space, (8,))
     steps_ = GymStepper(['CartPole-v1'] * 2, EpsGreedy(net, 0.5, seed=seed), seed=seed).journal()
-    replay = steps_.n_step(3, 0.99).prioritized_replay(
-        bs=8, max_sz=300, warmup=40, ratio=0.5, seed=seed
-    )
-    pipe = ranks.join(replay.dqn(net), rows=2, journal=steps_, max_steps=steps)
-    n = sum(1 for _ in pipe)
-    journal = replay.source
+    journal = steps_.n_step(3, 0.99).rounds(ranks, rows=2, max_steps=steps)
+    replay = journal.prioritized_replay(bs=8, max_sz=300, warmup=40, ratio=0.5, seed=seed)
+    n = sum(1 for _ in ranks.sync(replay.rank_weights(ranks).dqn(net)))
     said = ranks.gather(
         dict(
             n=n,
@@ -184,10 +181,9 @@ def resumed(ranks, folder, place, do):
     Or begin one over the rows of a directory, without a checkpoint."""
     out = Path(folder)
     store = Rows(out / 'memory', spare=500) if place == 'disk' else None
-    replay = GymStepper(['CartPole-v1'] * 2, seed=0).prioritized_replay(
-        bs=8, max_sz=300, warmup=20, ratio=0.5, seed=0, store=store
-    )
-    pipe = ranks.join(replay, rows=2)
+    steps = GymStepper(['CartPole-v1'] * 2, seed=0).rounds(ranks, rows=2)
+    replay = steps.prioritized_replay(bs=8, max_sz=300, warmup=20, ratio=0.5, seed=0, store=store)
+    pipe = ranks.sync(replay.rank_weights(ranks))
 
     def draw(n):
         seen = []

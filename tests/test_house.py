@@ -78,7 +78,7 @@ SURFACE = {
     'parallel.coordinator': 'NotEnoughDraws ServiceError',
     'parallel.service': 'Service connect stop',
     'parallel.prefetch': 'Prefetch',
-    'parallel.ranks': 'RankError Ranks',
+    'parallel.ranks': 'RankError RankWeights Ranks Rounds',
 }
 
 # A stranger's first script, run with the installed wheel and nothing else.

@@ -34,7 +34,7 @@ from fastrl_replay.parallel.engines import (
     seed_generators,
     set_generators,
 )
-from ..parallel.ranks import Alone, RankError
+from ..parallel.ranks import Alone, RankError, RankWeights, Rounds
 from ..parallel.stage import Parallel, as_engine
 from ..pipe import WorkerInfo
 from ..replay.replay import as_fraction
@@ -243,9 +243,7 @@ class Agent:
             self.pipe.compute_with(s['precision'], s.get('compile', False))
         self._here = self.journal  # that of this rank
         if self.ranks.size > 1:
-            rows = max(s['train_every'], n)
-            limits = whole['steps'], whole.get('episodes', INF)
-            self.pipe = self.ranks.join(self.pipe, rows, self._here, *limits)
+            self.pipe = self.ranks.sync(self.pipe)
             self.journal = self.memory.source
 
     def _batches(self, s, env):
@@ -265,6 +263,14 @@ class Agent:
             steps = Gather(steps, s['train_every'])
         part = _of_shard(s)
         part['store'] = _store(part, env)
+        if several:
+            part['rounds'] = partial(
+                Rounds,
+                ranks=self.ranks,
+                rows=max(s['train_every'], s['envs']),
+                max_steps=self.settings['steps'],
+                max_episodes=self.settings.get('episodes', INF),
+            )
         batches = self.builder.batches(steps, self.model, part)
         replay = batches if hasattr(batches, 'memory') else None
         if memory_path(s) and (replay is None or replay.memory.store.folder is None):
@@ -276,7 +282,7 @@ class Agent:
             )
         if not s.get('shards'):
             self.memory = replay
-            return batches
+            return RankWeights(replay, self.ranks) if several else batches
         if replay is None:
             raise SettingsError('recipe', "setting 'shards'", s['shards'], '0 if nothing is kept')
         self.shards = _spread(replay, s['shards'], s)

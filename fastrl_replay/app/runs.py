@@ -357,6 +357,12 @@ class Run:
         self.saved = self.agent.journal.steps
         return self
 
+    def in_one_directory(self):
+        "Let all ranks use the directory of rank 0"
+        if self.ranks.size > 1:
+            self.out = Path(self.ranks.gather(str(self.out.absolute()))[0])
+        return self
+
     def _part(self, name):
         "The file of this rank that belongs to a checkpoint"
         return _parts_folder(self.out) / name / f'rank-{self.ranks.rank}.pt'
@@ -367,11 +373,13 @@ class Run:
         if self.ranks.size == 1:
             yield
             return
-        state['parts'] = self.ranks.gather(uuid.uuid4().hex if self.leads else None)[0]
-        part = self._part(state['parts'])
+        name = uuid.uuid4().hex
+        if self.leads:
+            # others write there, too, or fail: all machines must share the directory
+            self._part(name).parent.mkdir(parents=True)
+        state['parts'] = self.ranks.gather(name)[0]
         if not self.leads:
-            part.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(part, checkpoint_bytes(state['agent']))
+            write_whole(self._part(state['parts']), checkpoint_bytes(state['agent']))
         self.ranks.gather('written')
         yield
         if self.leads:
@@ -548,7 +556,7 @@ def start(
     "A new run"
     s = recipe.settings if ranks is None else {**recipe.settings, 'ranks': ranks.size}
     if ranks is not None and not ranks.leads:
-        return _in_one_directory(Run('.', recipe.name, s, ranks))
+        return Run('.', recipe.name, s, ranks).in_one_directory()
     names = (_dir_name(recipe) + f'-{i}' * (i > 1) for i in range(1, 10**6))
     out = Path(out or next(p for p in map(Path('runs').joinpath, names) if not p.exists()))
     _check_vacant(out, s)
@@ -569,40 +577,23 @@ def start(
             id=uuid.uuid4().hex,
             env=s['env'],
             settings=s,
-            versions=_versions(),
+            versions=dict(
+                fastrl_replay=__version__,
+                torch=torch.__version__,
+                gymnasium=gym.__version__,
+                numpy=np.__version__,
+                python=platform.python_version(),
+            ),
             directory=os.getcwd(),
             machine=platform.machine(),
-            began=_now(),
+            began=datetime.now(timezone.utc).isoformat(timespec='seconds'),
         )
         if run.ranks.size > 1:
             config['launcher'] = launcher()
         write_whole(out / 'config.json', json.dumps(config, indent=2))
         _sign_memory(run, config['id'])
-        _in_one_directory(run)
+        run.in_one_directory()
         run._held = held.pop_all()
-    return run
-
-# %% ../../nbs/app/runs.ipynb #b6061004
-def _in_one_directory(run):
-    "Let all ranks use the directory of rank 0; an error on all of them if one can't read it"
-    if run.ranks.size == 1:
-        return run
-    mine = [str(run.out.absolute()), read_config(run.out)['id']] if run.leads else None
-    out, name = run.ranks.gather(mine)[0]
-    run.out = Path(out)
-    try:
-        seen = read_config(out).get('id')
-    except SettingsError:
-        seen = None
-    missing = [r for r, there in enumerate(run.ranks.gather(seen)) if there != name]
-    if missing:
-        raise SettingsError(
-            'run',
-            f"rank {', '.join(map(str, missing))} can't read what rank 0 writes",
-            out,
-            'a directory that all machines share',
-            '--out DIR',
-        )
     return run
 
 # %% ../../nbs/app/runs.ipynb #5c7252fa
@@ -634,20 +625,6 @@ def _check_vacant(out, s):
             ', '.join(sorted(p.name for p in others)[:5]),
             remedy='another --out',
         )
-
-
-def _versions():
-    return dict(
-        fastrl_replay=__version__,
-        torch=torch.__version__,
-        gymnasium=gym.__version__,
-        numpy=np.__version__,
-        python=platform.python_version(),
-    )
-
-
-def _now():
-    return datetime.now(timezone.utc).isoformat(timespec='seconds')
 
 
 def _sign_memory(run, name):
@@ -790,7 +767,7 @@ def resume(
             run = Run(out, config['recipe'], s, ranks, spaces)
         run.load(state)
         if not run.leads:
-            return _in_one_directory(run)
+            return run.in_one_directory()
         held.callback(run.agent.close_memory)
         data = recorded(s)
         if data and not len(run.agent.memory.memory) and not trust and 'data' not in again:
@@ -802,7 +779,7 @@ def resume(
             )
         run.found = run.agent.open_memory()
         _tidy(run, config)
-        _in_one_directory(run)
+        run.in_one_directory()
         run._held = held.pop_all()
     return run
 
@@ -818,7 +795,7 @@ def _checkpoint(out, s):
 
 # %% ../../nbs/app/runs.ipynb #fb0e3804
 def _tidy(run, config):
-    "Cut off what comes after the checkpoint, and note in config.json that it is resumed"
+    "Cut off what comes after the checkpoint, and write changed settings to config.json"
     out = run.out
     j = run.agent.journal
     summary = out / 'summary.json'
@@ -836,10 +813,7 @@ def _tidy(run, config):
         if m['env_steps'] < j.steps + (not again):
             stay.append(m)
     _sign_memory(run, config.get('id'))
-    before = config.get('resumed') if isinstance(config.get('resumed'), list) else []
-    note = dict(env_steps=j.steps, at=_now(), versions=_versions())
-    config = {**config, 'settings': run.settings, 'resumed': [*before, note]}
-    write_whole(out / 'config.json', json.dumps(config, indent=2))
+    write_whole(out / 'config.json', json.dumps({**config, 'settings': run.settings}, indent=2))
     write_whole(out / 'metrics.jsonl', ''.join(json.dumps(m) + '\n' for m in stay))
     run._write_best()
     for old in [summary, out / 'report.html', *left_over(out, _OURS)]:

@@ -212,6 +212,8 @@ class R2D2Builder(Builder):
         return normalised(s, observations, net)[0].to(s['device'])
 
     def batches(self, steps, model, s):
+        if 'rounds' in s:
+            steps = s['rounds'](steps)
         return SequenceReplay(
             steps,
             bs=s['bs'],

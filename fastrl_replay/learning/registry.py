@@ -150,6 +150,8 @@ def row_batches(
     entries = s['info'] if isinstance(s.get('info'), dict) else ()
     if s['n_step'] > 1:
         steps = NStep(steps, s['n_step'], s['gamma'], (MASK, SUCCESS, *entries))
+    if 'rounds' in s:
+        steps = s['rounds'](steps)  # of several learners
     common = dict(
         bs=s['bs'],
         max_sz=s['max_sz'],

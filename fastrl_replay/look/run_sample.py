@@ -151,16 +151,12 @@ def run_tables(lines, summary, config, recipe):
     versions = config.get('versions') if isinstance(config.get('versions'), dict) else {}
     origin = {k: config.get(k) for k in ('id', 'began', 'machine')} | versions
     origin = [dict(name=k, value=str(v)) for k, v in origin.items() if v is not None]
-    resumed = [
-        dict(step=e.get('env_steps'), at=e.get('at')) for e in dicts_in(config.get('resumed'))
-    ]
     tables = [
         table_of('Evaluations', evals, [n for n in shown if any(n in m for m in evals)]),
         table_of('Shards', dicts_in(shards)),
         table_of('Time by part', times),
         table_of('Settings', settings, ['setting', 'value', 'recipe']),
         table_of('Versions', origin),
-        table_of('Resumed', resumed),
     ]
     return [t for t in tables if t['rows']]
 
@@ -180,11 +176,7 @@ def run_sample(
     "Return a sample of a run"
     summary = summary or {}
     settings = config.get('settings', {})
-    events = [
-        [e['env_steps'], 'resumed']
-        for e in dicts_in(config.get('resumed'))
-        if is_number(e.get('env_steps'))
-    ]
+    events = []
     if is_number(summary.get('best_at_step')):
         events.append([summary['best_at_step'], 'best evaluation'])
     solved = summary.get('solved', settings.get('solved'))

@@ -8,103 +8,20 @@ __all__ = ['Prefetch']
 # %% ../../nbs/parallel/prefetch.ipynb #cec18f6c
 import os
 from collections import deque
-from queue import SimpleQueue
-from threading import Lock, Thread, current_thread
-from weakref import WeakSet, finalize
+from concurrent.futures import Future, ThreadPoolExecutor
+from weakref import WeakSet
 import torch
 from ..steps.core import pack, set_replay
 from ..steps.errors import ArgumentTypeError, StateError, whole
 from ..pipe import Holding, stage
 from ..steps.states import block, checked, flag, listed
 
-# %% ../../nbs/parallel/prefetch.ipynb #81585893
-class _Draw:
-    "A batch that the thread makes, or, if the thread was not told, the caller that waits for it"
-
-    def __init__(
-        self,
-        lock=None,  # a `DrawOrderLock`
-        make=None,  # returns the batch; None: it is there already
-        item=None,  # the batch
-    ):
-        self.lock = lock
-        self.make = make
-        self.item = item
-        self.failure = None
-        self.told = self.done = make is None
-        self.undone = Lock()  # released when it is made
-        self.undone.acquire()
-
-    def run(self):
-        "Make it, if that was not done"
-        with self.lock.lock:
-            if self.done:
-                return
-            try:
-                self.item = self.make()
-            except KeyboardInterrupt:
-                raise  # not in the thread: who needs it will make it
-            except BaseException as e:
-                self.failure = e
-            self.done = True
-            self.undone.release()
-            self.make = None  # what it refers to may be forgotten
-
-    def exception(self):
-        "Wait until it is made; why it can't be"
-        if not self.done:
-            if not self.told:
-                self.run()
-            with self.undone:
-                pass
-        return self.failure
-
-    def result(self):
-        if self.exception() is not None:
-            raise self.failure
-        return self.item
-
-# %% ../../nbs/parallel/prefetch.ipynb #37b1d6c6
-def _run_all(calls):  # in the thread
-    while True:
-        draw = calls.get()
-        if draw is None:
-            return
-        draw.run()
-        del draw  # or it would be kept until the next one comes
-
-# %% ../../nbs/parallel/prefetch.ipynb #caba1a64
-class _Worker:
-    "The thread of a stage"
-
-    def __init__(self, stage):
-        self.calls = SimpleQueue()
-        self.thread = Thread(target=_run_all, args=(self.calls,), name='prefetch', daemon=True)
-        self.end = finalize(stage, self._end)
-        self.thread.start()
-
-    def _end(self):
-        self.calls.put(None)
-        if self.thread.is_alive() and self.thread is not current_thread():
-            self.thread.join()
-
-# %% ../../nbs/parallel/prefetch.ipynb #7e4bd7ff
-def _check_source(source):
-    if not getattr(source, 'draws_batches', False):
-        raise ArgumentTypeError(
-            'Prefetch',
-            'its source',
-            type(source).__name__,
-            'a replay',
-            'put it directly after the replay; chains: .parallel(1) or torchdata.nodes.Prefetcher',
-        )
-
 # %% ../../nbs/parallel/prefetch.ipynb #547ce90c
 @stage('prefetch')
 class Prefetch(Holding):
     "Draws the next batches of a replay in a thread, while the learner computes with this one"
 
-    _buffers = '_drawn', '_worker'
+    _buffers = '_drawn', '_thread'
 
     def __init__(
         self,
@@ -112,17 +29,25 @@ class Prefetch(Holding):
         ahead: int = 1,  # batches that may wait ready
         device=None,  # where batches are brought; None: they stay where they are
     ):
-        _check_source(source)
+        if not getattr(source, 'draws_batches', False):
+            raise ArgumentTypeError(
+                'Prefetch',
+                'its source',
+                type(source).__name__,
+                'a replay',
+                'put it directly after the replay; '
+                'chains: .parallel(1) or torchdata.nodes.Prefetcher',
+            )
         self.ahead = whole('Prefetch', 'ahead', ahead, 1)
         super().__init__(source)
         self.device = None if device is None else str(torch.device(device))
         self._fresh()
 
     def __iter__(self):
-        # at_end: only what was drawn is left
-        due = self._settled()
-        self._at_end = self._starts_at_end()
-        while self._ask(due):
+        self._wait()
+        due = self.source.due_batches()
+        self._at_end = self._starts_at_end()  # True: only what was drawn is left
+        while self._begin(due):
             failure = self._drawn[0].exception()  # waits; an interrupt here loses nothing
             item = None if failure else self._bring(self._drawn[0].result())
             del self._drawn[0]  # from here to `yield` Python handles no signal
@@ -132,66 +57,45 @@ class Prefetch(Holding):
         self._at_end = False
 
     def _fresh(self):
-        self._drawn = deque()
-        self._worker = None
+        self._drawn = deque()  # futures
+        self._thread = None
 
     def _close(self):  # what was drawn is yielded by the next pass
-        worker = self._worker
-        self._worker = None
-        if worker is not None:
-            worker.end()
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._thread = None
 
-    def _ask(self, due) -> bool:  # is there one?
+    def _begin(self, due) -> bool:  # is there a batch?
         "Begin as many draws as may be ahead and are due"
         while not self._at_end and len(self._drawn) <= self.ahead:
             if next(due, self) is self:
                 self._at_end = True
-            else:
-                self._begin()
+                break
+            lock = self.source.order_draws()
+            if lock.last not in self._drawn:
+                lock.wait()  # for what another thread was told
+            if self._thread is None:
+                _live.add(self)
+                self._thread = ThreadPoolExecutor(1, 'prefetch')
+            lock.last = self._thread.submit(self._make, lock)
+            self._drawn.append(lock.last)
         return bool(self._drawn)
 
-    def _begin(self):
-        "Let the thread draw the next batch"
-        lock = self.source.order_draws()
-        # for what another thread was told
-        if self._worker is None or lock.last not in self._drawn:
-            lock.wait()
-        if self._worker is None:
-            _live.add(self)
-            self._worker = _Worker(self)
-        self._drawn.append(_Draw(lock, self._make))
-        self._tell(lock)
-
-    def _tell(self, lock):
+    def _wait(self):
         for draw in self._drawn:
-            if draw.told:
-                continue
-            lock.last = draw
-            self._worker.calls.put(draw)
-            draw.told = True
+            draw.exception()
 
-    def _settled(self):
-        "The source's batches, when draws that an earlier pass began have taken theirs"
-        if self._worker is not None:
-            self._tell(self.source.order_draws())
-            for draw in self._drawn:
-                draw.exception()
-        return self.source.due_batches()
-
-    def _make(self):  # in the thread
-        item = self.source.sample()
-        return (
-            _of_batch(item, lambda b: b.pin_memory())
-            if (self.device or '').startswith('cuda')
-            else item
-        )
+    def _make(self, lock):  # in the thread
+        with lock.lock:  # who holds it doesn't wait for draws
+            item = self.source.sample()
+        if (self.device or '').startswith('cuda'):
+            item = _of_batch(item, lambda b: b.pin_memory())
+        return item
 
     def _bring(self, item):  # in the main thread
-        return (
-            item
-            if self.device is None
-            else _of_batch(item, lambda b: b.to(self.device, non_blocking=True))
-        )
+        if self.device is not None:
+            item = _of_batch(item, lambda b: b.to(self.device, non_blocking=True))
+        return item
 
     def snapshot(self) -> dict:  # plain data and tensors
         "The batches that were drawn and not yielded"
@@ -226,8 +130,7 @@ class Prefetch(Holding):
 
     def restore(self, state):
         "Continue where `state` was saved"
-        for draw in self._drawn:
-            draw.exception()
+        self._wait()
         self._drawn.clear()
         now = getattr(self.source, 'keys_now', lambda keys: keys)
         for d in state['drawn']:
@@ -235,7 +138,9 @@ class Prefetch(Holding):
             index = batch['index'].numpy()
             index[...] = now(index)
             set_replay(batch, self.source)
-            self._drawn.append(_Draw(item=(batch, index) if d['pair'] else batch))
+            draw = Future()
+            draw.set_result((batch, index) if d['pair'] else batch)
+            self._drawn.append(draw)
         self._stand(state['over'])
 
 # %% ../../nbs/parallel/prefetch.ipynb #7d28911b
@@ -249,9 +154,7 @@ def _of_batch(item, f):
 # %% ../../nbs/parallel/prefetch.ipynb #7dd19848
 def _in_child():
     for s in list(_live):  # its thread stayed in the parent
-        s._worker = None
-        for draw in s._drawn:
-            draw.told = draw.done
+        s._thread = None
 
 
 if hasattr(os, 'register_at_fork'):

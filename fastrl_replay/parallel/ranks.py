@@ -6,21 +6,19 @@
 __all__ = ['Alone', 'RankError', 'Ranks', 'launched', 'Rounds', 'RankWeights']
 
 # %% ../../nbs/parallel/ranks.ipynb #4251e1cd
-import inspect, os, signal, socket, threading, time
+import inspect, os, signal, threading, time
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from functools import reduce
-from itertools import product
+from numbers import Number
 import numpy as np, torch
 from torch import distributed as dist
 from .engines import batches_in
-from .prefetch import Prefetch
 from .shards import scale_of
-from ..pipe import Pipe, WorkerInfo, as_worker, upstream
+from ..pipe import Pipe, WorkerInfo, as_worker, stage, upstream
 from ..replay.replay import Replay
 from ..stages.journal import Collected, Gather
 from ..steps.batches import each_of
-from ..steps.errors import ArgumentError, Explained, StateError, number, whole
+from ..steps.errors import ArgumentError, Explained, StateError, number
 from ..steps.states import checked, integer
 
 # %% ../../nbs/parallel/ranks.ipynb #05e1eea4
@@ -35,9 +33,10 @@ class Alone:
     ):
         self.size = size
 
-    leads = property(
-        lambda self: self.rank == 0, doc='Is it the one that writes down what happens?'
-    )
+    @property
+    def leads(self) -> bool:
+        "Is it the one that writes down what happens?"
+        return self.rank == 0
 
     def gather(self, x) -> list:  # by rank
         "What each rank said; `x` is plain data, as JSON has it"
@@ -55,9 +54,7 @@ class Alone:
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
         "The mean of a tensor over all ranks"
-        found = x.detach().to(
-            torch.get_default_dtype() if not x.is_floating_point() else x.dtype, copy=True
-        )
+        found = x.detach().to(torch.get_default_dtype(), copy=True)
         self.average([found])
         return found
 
@@ -73,94 +70,48 @@ class Alone:
     def __repr__(self):
         return f'{type(self).__name__}({self.rank} of {self.size})'
 
-    def join(
+    def sync(
         self,
-        pipe: Pipe,  # a chain of one rank, up to a replay, or to a learner
-        rows: int = 1,  # that each rank adds at a time: as many as it has environments, say
-        journal=None,  # what counts steps and returns in this rank; None: rows are counted
-        max_steps: float = float('inf'),  # end when all together have made so many
-        max_episodes: float = float('inf'),  # end when so many of their episodes have ended
-    ) -> Pipe:  # the chain
-        "Join a chain with those of the other ranks"
-        replay, below = _checked_chain(pipe)
-        nets = (
-            [*(getattr(pipe, name) for name in pipe.learned), *pipe.targets.values()]
-            if below is not None
-            else []
-        )
+        pipe: Pipe,  # a chain with rounds and rank weights that ends with these or with a learner
+    ) -> Pipe:  # the same chain
+        "Check that all ranks have one chain; give it its own seeds and the networks of rank 0"
+        stages = [*_stages_of(pipe)]
+        replay = _checked_replay(pipe, stages)
+        learner = None if isinstance(pipe, RankWeights) else pipe
+        tensors = {} if learner is None else _tensors_of(learner)
         self._compare(
-            dict(rows=rows, max_steps=max_steps, max_episodes=max_episodes), replay, nets, pipe
+            dict(
+                _settings(stages),
+                **{name: f'{[*t.shape]} {t.dtype}' for name, t in tensors.items()},
+            )
         )
-        _tell(pipe, WorkerInfo(self.rank, self.size))
+        _tell(pipe, stages, WorkerInfo(self.rank, self.size))
         replay.ranks = self
-        if replay.has_source:
-            replay.source = Rounds(
-                Gather(replay.source, rows, exact=True), self, journal, max_steps, max_episodes
-            )
-        weights = RankWeights(replay, self)
-        if below is None:
-            return weights
-        below.source = weights
-        pipe.ranks = self
-        for net in nets:
-            self.spread([*net.parameters(), *net.buffers()])
-        if pipe.generator is not None and self.rank and pipe.seed is not None:
-            pipe.generator.manual_seed(
-                int(np.random.SeedSequence([pipe.seed, self.rank]).generate_state(1)[0])
-            )
+        stages[stages.index(replay) - 1].synced = True
+        if learner is not None:
+            learner.ranks = self
+            self.spread(tensors.values())
+            if self.rank and learner.generator is not None and learner.seed is not None:
+                seed = np.random.SeedSequence([learner.seed, self.rank]).generate_state(1)
+                learner.generator.manual_seed(int(seed[0]))
         return pipe
 
-    def _compare(self, mine, replay, nets, pipe):
+    def _compare(self, mine):
         "Raise in each rank if settings that must be the same are not"
-        tensors = [t for net in nets for t in (*net.parameters(), *net.buffers())]
-        mine |= dict(
-            chain=f'{type(replay).__name__} … {type(pipe).__name__}',
-            ratio=str(replay.ratio),
-            first_batch=max(replay.needed(replay.bs), replay.warmup or 0),
-            weights=bool(getattr(replay, 'beta', 0)),
-            networks=[f'{[*t.shape]} {t.dtype}' for t in tensors],
-            **_settings(pipe),
-        )
-        told = self.gather(mine)
-        for (r, theirs), k in product(enumerate(told), dict.fromkeys(k for d in told for k in d)):
-            a = theirs.get(k, 'none')
-            b = told[self.rank].get(k, 'none')
-            if a == b:
-                continue
-            if k == 'networks':
-                a, b = next(
-                    ((x, y) for x, y in zip(a, b) if x != y),
-                    (f'{len(a)} tensors', f'{len(b)} tensors'),
-                )
-            raise ArgumentError(
-                'Ranks',
-                f'join: {k}',
-                f'{a} in rank {r}',
-                f'{b}, as in rank {self.rank}',
-                'the same chain in each rank; what differs among them is its seed',
-            )
+        for rank, theirs in enumerate(self.gather(mine)):
+            for name in mine | theirs:
+                here = mine.get(name, 'none')
+                there = theirs.get(name, 'none')
+                if here != there:
+                    raise ArgumentError(
+                        'Ranks',
+                        f'sync: {name}',
+                        f'{there} in rank {rank}',
+                        f'{here}, as in rank {self.rank}',
+                        'the same chain in each rank; what differs among them is its seed',
+                    )
 
 # %% ../../nbs/parallel/ranks.ipynb #16a24fdf
-def _settings(pipe) -> dict:  # stage.setting → text
-    "Return what the stages of a chain were made with: numbers, texts and schedules, but for seeds"
-    found = {}
-    for name, opt in getattr(pipe, 'optimizers', {}).items():
-        for group in opt.param_groups:
-            numbers = {k: v for k, v in group.items() if isinstance(v, (float, tuple))}
-            found[f'optimizer of {name}'] = str(numbers)
-    for name, how in getattr(pipe, 'learned', {}).items():
-        lr = pipe.setting(how.lr)
-        found[f'lr of {name}'] = str([lr(n) for n in (0, 10**3, 10**6)] if callable(lr) else lr)
-    while isinstance(pipe, Pipe):
-        for name in inspect.signature(type(pipe).__init__).parameters:
-            value = pipe._given.get(name, getattr(pipe, name, None))
-            plain = isinstance(value, (bool, int, float, str)) or 'Schedule' in type(value).__name__
-            if plain and name not in ('seed', 'source', 'device'):
-                found[f'{type(pipe).__name__}.{name}'] = repr(value)
-        pipe = upstream(pipe)
-    return found
-
-
 class RankError(Explained, RuntimeError):
     "Another learner has ended, or does not answer"
 
@@ -173,61 +124,29 @@ class Ranks(Alone):
         timeout: float = 1800.0,  # seconds per message; more than a rank works alone (evaluations)
         patience: float = 5.0,  # seconds in which the others must answer when a message has failed
     ):
+        super().__init__()
         self.timeout = timedelta(seconds=number('Ranks', 'timeout', timeout, 0.001))
         self.patience = number('Ranks', 'patience', patience)
-        self.rank = _count('RANK', 0)
-        self.size = _count('WORLD_SIZE', 1)
-        self.local = int(os.environ.get('LOCAL_RANK', self.rank))
-        if not self.rank < self.size:
-            raise ArgumentError('Ranks', 'RANK', self.rank, f'less than WORLD_SIZE={self.size}')
         self._held = ExitStack()
         self._group = None  # of messages in main memory; None: there are no others
         if launched() or dist.is_initialized():
             self._connect()
-        elif self.size > 1:
-            raise ArgumentError(
-                'Ranks',
-                'WORLD_SIZE',
-                self.size,
-                'MASTER_ADDR and MASTER_PORT, too',
-                'torchrun --nproc-per-node 2 script.py sets all of them',
-            )
 
     def _connect(self):
         "Meet the others"
         self._own = not dist.is_initialized()
         if self._own:
-            dist.init_process_group(
-                _backend(),
-                store=self._meeting_place(),
-                rank=self.rank,
-                world_size=self.size,
-                timeout=self.timeout,
-            )
+            # by NCCL on GPUs where each process of this machine has its own
+            here = int(os.environ.get('LOCAL_WORLD_SIZE', 1))
+            nccl = dist.is_nccl_available() and torch.cuda.device_count() >= here
+            dist.init_process_group('cpu:gloo,cuda:nccl' if nccl else 'gloo', timeout=self.timeout)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.local = int(os.environ.get('LOCAL_RANK', self.rank))
         self._group = dist.new_group(backend='gloo', timeout=self.timeout)
-        host = os.environ.get('MASTER_ADDR') or socket.gethostname()
-        if self.leads:
-            self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        host, port = self.gather([host, self._store.port] if self.leads else None)[0]
-        if not self.leads:
-            self._store = dist.TCPStore(host, port, is_master=False)
+        self._store = dist.distributed_c10d._get_default_store()
         self._held.enter_context(as_worker(WorkerInfo(self.rank, self.size)))
         if 'TORCHELASTIC_RUN_ID' in os.environ:
             threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
-
-    def _meeting_place(self):
-        "Return the store that torchrun or rank 0 keeps; after a restart, older keys are not read"
-        env = os.environ
-        kept = env.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
-        store = dist.TCPStore(
-            env['MASTER_ADDR'],
-            int(env['MASTER_PORT']),
-            world_size=None if kept else self.size,
-            is_master=self.leads and not kept,
-            timeout=self.timeout,
-        )
-        return dist.PrefixStore(f'restart {env.get("TORCHELASTIC_RESTART_COUNT", 0)}', store)
 
     def _call(self, call, *args, **kwargs):
         try:
@@ -268,8 +187,7 @@ class Ranks(Alone):
         tensors = list(tensors)
         if self._group is None or not tensors:
             return
-        kind = reduce(torch.promote_types, [t.dtype for t in tensors])
-        flat = torch.cat([t.detach().reshape(-1).to(kind) for t in tensors])
+        flat = torch.cat([t.detach().reshape(-1) for t in tensors])
         self._call(dist.all_reduce, flat, group=self._group_of(flat))
         parts = (flat / self.size).split([t.numel() for t in tensors])
         with torch.no_grad():
@@ -306,65 +224,46 @@ def _end_with(launcher):
 
 def launched() -> bool:
     "Has torchrun, or what sets the same variables, started this process as one of several?"
-    return {'RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'} <= os.environ.keys() and os.environ[
-        'WORLD_SIZE'
-    ] != '1'
-
-
-def _count(name, default):
-    known = launched() or name == 'WORLD_SIZE'
-    text = os.environ.get(name, str(default)) if known else str(default)
-    return whole('Ranks', name, int(text) if text.isdecimal() else text)
-
-# %% ../../nbs/parallel/ranks.ipynb #606e0a00
-def _backend():
-    "By NCCL on GPUs where each process of this machine has its own"
-    here = int(os.environ.get('LOCAL_WORLD_SIZE', 1))
-    return (
-        'cpu:gloo,cuda:nccl'
-        if dist.is_nccl_available() and torch.cuda.device_count() >= here
-        else 'gloo'
-    )
+    return os.environ.get('WORLD_SIZE', '1') != '1'
 
 # %% ../../nbs/parallel/ranks.ipynb #9d8b7866
+@stage('rounds')
 class Rounds(Collected):
-    "Blocks of all ranks in step, with one journal for all; when one rank is done, all are"
+    "Blocks of `rows` rows of all ranks in step, with one journal for all; all ranks end together"
 
     takes_any_item = False
 
     def __init__(
         self,
-        source,  # a pipe of blocks of equally many rows, in each rank
+        source,  # a pipe of blocks; a journal above it counts steps and returns, or else its rows
         ranks,  # as `Ranks`
-        journal=None,  # counts steps and returns of this rank; None: count the rows of blocks
+        rows: int = 1,  # that each rank adds at a time: as many as it has environments, say
         max_steps: float = float('inf'),  # end when all together have made so many
         max_episodes: float = float('inf'),  # end when so many of their episodes have ended
     ):
-        super().__init__(source, max_steps, max_episodes)
+        super().__init__(Gather(source, rows, exact=True), max_steps, max_episodes)
         self.ranks = ranks
-        self.journal = journal
+        self.rows = rows
         # does this rank want to stop (a function); does any of them?
         self.ask = None
         self.stopping = False
 
     def __iter__(self):
-        if self.over:
-            return
         blocks = iter(self.blocks())
-        while True:
+        while not self.over:
             steps = next(blocks, None)
             if not self._exchange(steps):
                 return
             yield steps
-            if self.over:
-                return
-            if self.between:
+            if self.between and not self.over:
                 self.between()
 
     def _exchange(self, steps) -> bool:  # False: one of them has no more blocks
-        news = dict(steps=0 if steps is None else len(steps), returns=[], successes=[])
-        if self.journal is not None:
-            news = self.journal.news()
+        journals = self.source.journals
+        if journals:
+            news = journals[0].news()
+        else:
+            news = dict(steps=0 if steps is None else len(steps), returns=[], successes=[])
         asked = self.ask is not None and bool(self.ask())
         told = self.ranks.gather([steps is not None, asked, news])
         for _, _, new in told:
@@ -377,9 +276,7 @@ class Rounds(Collected):
 
     def check_state(self, state):
         now = self.ranks.size
-        form = dict(ranks=integer(1))
-        # older ones don't say it
-        n = checked('Rounds', form, {'ranks': now, **state}, more=True)['ranks']
+        n = checked('Rounds', dict(ranks=integer(1)), state, more=True)['ranks']
         if n != now:
             raise StateError(
                 'Rounds',
@@ -391,6 +288,7 @@ class Rounds(Collected):
         return Collected.check_state(self, {k: v for k, v in state.items() if k != 'ranks'})
 
 # %% ../../nbs/parallel/ranks.ipynb #1a2acffa
+@stage('rank_weights')
 class RankWeights(Pipe):
     "Brings weights of batches to a scale that is that of the memories of all ranks"
 
@@ -398,13 +296,20 @@ class RankWeights(Pipe):
 
     def __init__(
         self,
-        source,  # a replay that was told that it is one of several
+        source,  # a replay
         ranks,  # as `Ranks`
     ):
         super().__init__(source)
         self.ranks = ranks
+        self.synced = False
 
     def __iter__(self):
+        if not self.synced:
+            raise ArgumentError(
+                'RankWeights',
+                'a chain that was not compared with those of the other ranks',
+                remedy='for … in ranks.sync(pipe)',
+            )
         for item in self.source:
             for batch in batches_in(item):
                 self.weigh(batch)
@@ -424,51 +329,58 @@ class RankWeights(Pipe):
         weight.mul_(scale / most)
 
 # %% ../../nbs/parallel/ranks.ipynb #5b5026de
-def _checked_chain(pipe):  # the replay; the stage after it, None: there is none
-    "Raise where a chain can't be one of several"
-    stages = []
-    replay = pipe.drawn_from if isinstance(pipe, Pipe) else None
-    if not isinstance(replay, Replay):
-        raise ArgumentError(
-            'Ranks',
-            'join',
-            type(pipe if replay is None else replay).__name__,
-            'a chain with a replay of rows, sequences or goals',
-            'leave out .parallel after a replay, and mixtures; the learner needs a replay',
-        )
-    while pipe is not replay:
-        stages.append(pipe)
+def _stages_of(pipe):
+    "Yield the stages of a chain, the last one first"
+    while pipe is not None:
+        if isinstance(pipe, Pipe):
+            yield pipe
         pipe = upstream(pipe)
-    ahead = next((s for s in stages if isinstance(s, Prefetch)), None)
-    if ahead is not None:
-        raise ArgumentError(
-            'Ranks',
-            'join',
-            'a chain with .prefetch',
-            'batches when they are due',
-            'leave .prefetch out',
-        )
-    if stages and not getattr(stages[0], 'learned', None):
-        raise ArgumentError(
-            'Ranks',
-            'join',
-            type(stages[0]).__name__,
-            'a learner with gradients, such as .dqn, or a replay at the end of the chain',
-        )
-    return replay, stages[-1] if stages else None
 
 
-def _tell(pipe, info):
-    "Let a chain know which rank it is of; what acts in this process stays on its device"
-    stage = pipe
-    acting = []
-    while stage is not None:
-        policy = getattr(stage, 'policy', None)
-        if hasattr(policy, 'in_worker'):
-            acting.append((policy, getattr(policy, 'device', None)))
-        stage = upstream(stage)
+def _checked_replay(pipe, stages):
+    "Return the replay of a chain; raise where the chain can't be one of several"
+    replay = pipe.drawn_from if isinstance(pipe, Pipe) else None
+    if isinstance(replay, Replay):
+        below = stages[: stages.index(replay)]
+        scaled = below and isinstance(below[-1], RankWeights)
+        in_step = isinstance(replay.source, Rounds) or not replay.has_source
+        learns = len(below) == 1 or getattr(pipe, 'learned', None)
+        if scaled and in_step and learns:
+            return replay
+    raise ArgumentError(
+        'Ranks',
+        'sync',
+        ', '.join(type(s).__name__ for s in reversed(stages)),
+        'a replay with .rounds(ranks, rows=…) directly above it, .rank_weights(ranks) directly '
+        'below it, and then nothing or a learner with gradients, such as .dqn',
+        'leave out .prefetch, mixtures, and .parallel below the replay',
+    )
+
+
+def _settings(stages) -> dict:  # stage.setting → text
+    "Return what the stages of a chain were made with: numbers, texts and schedules, but for seeds"
+    found = {}
+    for s in stages:
+        for name in inspect.signature(type(s).__init__).parameters:
+            value = s._given.get(name, getattr(s, name, None))
+            plain = isinstance(value, (Number, str)) or 'Schedule' in type(value).__name__
+            if plain and name not in ('seed', 'source', 'device'):
+                found[f'{type(s).__name__}.{name}'] = repr(value)
+    return found
+
+
+def _tensors_of(learner) -> dict:  # network.name → tensor
+    "Return what the networks of a learner consist of"
+    nets = {name: getattr(learner, name) for name in learner.learned} | learner.targets
+    return {f'{name}.{k}': t for name, net in nets.items() for k, t in net.state_dict().items()}
+
+
+def _tell(pipe, stages, info):
+    "Let a chain know which rank it is of; a policy stays on its device"
+    policies = [s.policy for s in stages if hasattr(getattr(s, 'policy', None), 'in_worker')]
+    devices = [getattr(policy, 'device', None) for policy in policies]
     pipe.in_worker(info)
-    for policy, device in acting:
+    for policy, device in zip(policies, devices):
         # the stepper was made as that worker's
         if getattr(policy, 'worker', None) != info:
             policy.in_worker(info)

@@ -20,22 +20,9 @@ from ..pipe import Pipe
 from ..replay.replay import Replay
 from ..steps.batches import each_of
 from ..steps.core import Steps, set_replay
-from fastrl_replay.steps.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    StaleKey,
-    did_you_mean,
-    number,
-    whole,
-)
+from ..steps.errors import ArgumentError, ArgumentTypeError, did_you_mean, number, whole
 from ..steps.locks import DrawOrderLock
-from fastrl_replay.parallel.coordinator import (
-    Coordinator,
-    PATIENCE,
-    RateLimiter,
-    ServiceError,
-    Shard,
-)
+from .coordinator import Coordinator, PATIENCE, ServiceError, Shard
 
 # %% ../../nbs/parallel/service.ipynb #5e2f002b
 _NAMESPACE = 'fastrl_replay'  # of names in the cluster
@@ -111,7 +98,6 @@ class Service(Pipe):
         self._coordinator, self.lock, self._adding = None, RLock(), RLock()
         self._client = int.from_bytes(os.urandom(7), 'big') + 1
         self._n_calls = 0
-        self._unconfirmed = None  # the block of a call of `add` that had no reply
         # env_id here → in the service
         self._rank = None
         self._first_key = 0
@@ -133,16 +119,7 @@ class Service(Pipe):
         # for all that the coordinator may wait for
         errors = ray.exceptions
         patience = 4 * max(self.limit, PATIENCE)
-        try:
-            ref = self._coordinator.call.remote(method, self._losses_seen, self.limit, *args)
-        except Exception as e:
-            raise ServiceError(
-                self.name,
-                "the call can't be sent",
-                e,
-                'the connection to the cluster as it was at connect(…)',
-                f'connect({self.name!r}) again, after ray.shutdown()',
-            ) from None
+        ref = self._coordinator.call.remote(method, self._losses_seen, self.limit, *args)
         try:
             result, self._losses_seen, losses = ray.get(ref, timeout=patience)
         except errors.GetTimeoutError:
@@ -176,10 +153,7 @@ class Service(Pipe):
             first = None
             while first is None:
                 data = pickle.dumps(self._renumbered(steps.to('cpu')))
-                # else: repeated
-                if data != self._unconfirmed:
-                    self._unconfirmed = data
-                    self._n_calls = self._n_calls + 1
+                self._n_calls += 1
                 first = self._ask(
                     'add',
                     self._rank,
@@ -192,28 +166,23 @@ class Service(Pipe):
                 # the shard was restarted without its rows
                 if first is None:
                     self._env_numbers.clear()
-            self._unconfirmed = None
             return (first + np.arange(len(steps))) * self.shards + self._rank
 
     def _renumbered(self, steps):
         "Return a copy with the service's environment numbers, as is if the memory will reject it"
-        columns = steps.dtype.names
         steps = steps.copy()
-        ids = (
-            steps.rows['env_id']
-            if 'env_id' in columns and steps.dtype['env_id'].kind in 'iu'
-            else np.zeros(0, np.int64)
-        )
-        valid = ids.size and ids.min() >= 0 and ids.max() < MAX_ENVS
-        here = np.unique(ids).tolist() if valid else []
-        new = [e for e in here if e not in self._env_numbers]
-        if new or self._rank is None or not self._env_numbers:
+        known = 'env_id' in steps.dtype.names and steps.dtype['env_id'].kind in 'iu'
+        column = steps.rows['env_id'] if known else np.zeros(0, np.int64)
+        ids, places = np.unique(column, return_inverse=True)
+        ids = ids.tolist()
+        new = [e for e in ids if e not in self._env_numbers and 0 <= e < MAX_ENVS]
+        if new or not self._env_numbers:
             self._rank, self._first_key, first = self._ask('number_envs', self._rank, len(new))
             self._env_numbers.update(
                 (e, (first + i) * self.shards + self._rank) for i, e in enumerate(new)
             )
-        if valid:
-            ids[...] = np.array([self._env_numbers[e] for e in here])[np.searchsorted(here, ids)]
+        numbers = np.array([self._env_numbers.get(e, e) for e in ids])
+        column[...] = numbers[places.reshape(column.shape)]
         return steps
 
     def add_step(
@@ -267,8 +236,6 @@ class Service(Pipe):
         keys, td = as_feedback('Service', keys, td)
         if not len(keys):
             return
-        if keys.min() < 0:
-            raise StaleKey('Service', f'key {keys.min()} was never given out')
         if td.ndim == 1 and not np.isfinite(td).all():
             raise ArgumentError(
                 'Service', 'a TD error', td[np.isfinite(td).argmin()], 'a finite number'
@@ -338,22 +305,18 @@ def serve(
     shards = whole('serve', 'shards', shards, 1)
     who = type(self).__name__
     _check_served(self, who, name)
-    RateLimiter(self.ratio, ahead)
+    ahead = whole('serve', 'ahead', ahead, 1)
     data = cloudpickle.dumps(self)
-    ray = engine.cluster
-    taken = ArgumentError(
-        who,
-        f'serve: the name {name!r} is taken',
-        None,
-        'another name',
-        f'connect({name!r}) to use what is there, or stop({name!r}) before',
-    )
-    if any(a.partition('/')[0] == name for a in _actor_names(ray)):
-        raise taken
     try:
-        _start(ray, engine, name, (data, shards, ahead))
+        _start(engine.cluster, engine, name, (data, shards, ahead))
     except ValueError:
-        raise taken from None  # another program was faster
+        raise ArgumentError(
+            who,
+            f'serve: the name {name!r} is taken',
+            None,
+            'another name',
+            f'connect({name!r}) to use what is there, or stop({name!r}) before',
+        ) from None
     try:
         service = Service(name, engine.patience, engine.address)
     except BaseException:

@@ -30,8 +30,8 @@ def as_feedback(
         raise ArgumentError(
             who,
             'update_priorities: TD errors',
-            td.size if len(shape) < 2 else [*shape],
-            f'{n}, one for each key' if len(shape) < 2 else f'[{n}, …]: as many as keys',
+            [*shape],
+            f'{n}, one for each key',
             "the batch's `index`, and an error for each of its rows",
         )
     return keys, td

@@ -79,9 +79,7 @@ def test_a_resumed_run_has_the_same_report_but_for_times(whole, tmp_path):
     stop(tiny(out), 200)
     assert not (out / 'report.html').exists()
     resume(out).train()
-    (note,) = read_config(out)['resumed']
     (a, m), (b, n) = report_of(whole), report_of(out)
-    assert note['env_steps'] >= 200 and [note['env_steps'], 'resumed'] in b['charts'][0]['events']
     assert without_times(a) == without_times(b)
     assert m == n
 
@@ -180,7 +178,7 @@ DAMAGED = (
     '{"memories": [[], 5, {"rows": "y"}]}',
     '[' * 900 + ']' * 900,
     '{"env_steps": "x", "wall_s": [], "solved": {}, "spent": 5}',
-    '{"recipe": "cartpole", "settings": {}, "versions": [], "resumed": 5}',
+    '{"recipe": "cartpole", "settings": {}, "versions": []}',
 )
 
 
@@ -218,7 +216,7 @@ def hostile_dir(out):
     config = dict(
         recipe=HOSTILE[0], env=HOSTILE[1], wrappers=HOSTILE, settings=settings, versions=evil
     )
-    config |= dict(machine=HOSTILE[0], resumed=[dict(evil, env_steps=1, versions=evil)])
+    config |= dict(machine=HOSTILE[0])
     out.mkdir()
     (out / 'config.json').write_text(json.dumps(config))
     lines = [dict(evil, env_steps=i, loss=1.0, **{f'{h}2': 0.5 for h in evil}) for i in range(5)]

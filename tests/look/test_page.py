@@ -48,9 +48,7 @@ def hostile_parts():
     s['remarks'] = [dict(text=h, keys=[1]) for h in HOSTILE]
     for e in s['episodes']:
         e |= dict(why=list(HOSTILE), end=HOSTILE[0])
-    config = dict(
-        settings=evil, versions=evil, machine=HOSTILE[1], resumed=[dict(env_steps=1, at=HOSTILE[0])]
-    )
+    config = dict(settings=evil, versions=evil, machine=HOSTILE[1])
     lines = [{'env_steps': i, 'loss': 1.0, **{h: 0.5 for h in HOSTILE}} for i in range(5)]
     run = run_sample(
         HOSTILE[0],

@@ -102,7 +102,7 @@ WRONG = {
     ],
     'sequences': [
         (torch.ones(4), r'got \[4\]; expected \[4, 3\]: one for each step after the burn-in'),
-        (torch.ones(3, 3), r'got \[3, 3\]; expected \[4, …\]: as many as keys'),
+        (torch.ones(3, 3), r'got \[3, 3\]; expected 4, one for each key'),
     ],
 }
 

@@ -23,6 +23,7 @@ from fastrl_replay.generic import Cycler, Header, InMemoryCacheHolder
 from fastrl_replay.learning.networks import RecurrentNet, value_net
 from fastrl_replay.learning.policies import LinearSchedule
 from fastrl_replay.parallel.prefetch import Prefetch
+from fastrl_replay.parallel.ranks import Alone, Rounds
 from fastrl_replay.app.recipes import Gather, Journal
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.hindsight import HindsightReplay
@@ -803,6 +804,7 @@ SEQUENCES = dict(bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0)
 
 
 # how to build each stage on a source, or from nothing; every @stage class of the package is here
+ALONE = Alone()
 CONTRACT = {
     'Map': [lambda source: source.map(numbered_states)],
     'Filter': [lambda source: source.filter(odd_steps)],
@@ -888,6 +890,12 @@ CONTRACT = {
         lambda source: Prefetch(
             PrioritizedReplay(NStep(source, 2, 0.9), bs=2, max_sz=20, seed=0)
         ).dqn(net(value_net, (8,)), target_every=3),
+    ],
+    'Rounds': [lambda source: Rounds(source, ALONE, rows=2)],
+    'RankWeights': [
+        lambda source: ALONE.sync(
+            PrioritizedReplay(Rounds(source, ALONE, rows=2), bs=2, seed=0).rank_weights(ALONE)
+        )
     ],
 }
 
