@@ -16,15 +16,13 @@ class DeviceSegments(Segments):
 
     def __init__(
         self,
-        size: int,  # bytes of a frame
-        bits: int,  # a segment has 2**bits frames
+        numbers: np.ndarray,  # of the log, with BITS and SIZE
         place: Device,  # where they lie
         expected: int,  # make room at once for this number of frames, and some more
-        numbers=None,  # an array for the numbers of the log; None: a new one
     ):
-        super().__init__(size, bits, place, numbers=numbers)
+        super().__init__(numbers, place)
         self._expected_there = expected
-        self.there = place.tensor(self.who, 1, size)
+        self.there = place.tensor(self.who, 1, numbers.item(SIZE))
         with place.in_order():
             self.there.zero_()
 
@@ -33,10 +31,11 @@ class DeviceSegments(Segments):
         return super().nbytes + self.there.nbytes
 
     def _start(self, number, there):
-        "Where a segment begins on the device"
+        "Return where a segment begins on the device"
         return 1 + (number << self.numbers.item(BITS)) % (len(there) - 1)
 
     def new(self, number):
+        "Return a raw segment in main memory, and make room on the device"
         item = self.numbers.item
         self._forget_before(item(END) - item(NEAR) >> item(BITS))
         if (number + 1 - item(FIRST) << item(BITS)) >= len(self.there):
@@ -52,14 +51,15 @@ class DeviceSegments(Segments):
         with self.place.in_order():
             new[0] = 0
             for number in range(first, end):
-                a, b = (self._start(number, x) for x in (self.there, new))
+                a = self._start(number, self.there)
+                b = self._start(number, new)
                 new[b : b + per] = self.there[a : a + per]
         self.there = new
 
     def _forget_before(self, number):
-        "Segments before this one are on the device only"
+        "Let segments before this one be on the device only"
         for n in [n for n in self.known if n < number]:
-            self._free.append(self.forget(n))
+            self.drop(n)
 
     def fill(self, number, frames):
         super().fill(number, frames)

@@ -191,9 +191,6 @@ class OpenStore:
     def follow(self):
         "See what the process has done that writes"
 
-    def derive(self, slots):
-        "Rebuild what is known of rows in these slots, oldest first, and is not by slot"
-
     def close(self):
         "Nothing more will be written"
 
@@ -245,7 +242,11 @@ class OpenStore:
     def episodes(self, slots) -> np.ndarray:  # structured: the columns that episodes have, and `n`
         "What the rows in these slots say of their episodes"
         self.request(slots)  # one by one, a page for each episode would take seconds
-        found = self.some_columns(slots, (*EPISODE, 'n'))
+        return self.some_rows(slots, (*EPISODE, 'n'))
+
+    def some_rows(self, slots, names) -> np.ndarray:  # structured
+        "Return these columns, as far as there are such, of the rows in these slots"
+        found = self.some_columns(slots, names)
         dtype = np.dtype([(n, a.dtype) for n, a in found.items()], align=True)  # for kernels
         rows = np.empty(len(slots), dtype)
         for n, a in found.items():

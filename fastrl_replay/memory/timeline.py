@@ -798,11 +798,7 @@ class Timeline:
         elif ring > place.ring:
             self.store.open(dtype, place.ring, place)  # so that the place knows all arrays
             Links(dtype, place.ring, place, self.who)
-            place.grow(
-                ring,
-                self.max_sz,
-                lambda new, keys: self.store.open(dtype, ring, new).derive(keys % ring),
-            )
+            place.grow(ring, self.max_sz)
         elif self.max_sz > was:
             # rows that had ceased to count don't come back
             place.counters[SHOWN] = place.span(was)[1]
