@@ -39,11 +39,11 @@ class Codec:
     def pack(
         self,
         frames: np.ndarray,  # bytes, a row for each frame
-    ) -> tuple:  # packed bytes, and where each frame ends in them
-        "Frames one after the other"
+    ) -> np.ndarray:  # bytes: where each frame ends in them, as int64, then the frames
+        "Pack frames one after the other"
         parts = self.pack_each([memoryview(f) for f in frames])
-        ends = np.cumsum([len(p) for p in parts], dtype=np.int64)
-        return np.frombuffer(b''.join(parts), np.uint8), ends
+        ends = 8 * len(parts) + np.cumsum([len(p) for p in parts], dtype=np.int64)
+        return np.frombuffer(b''.join([ends.tobytes(), *parts]), np.uint8)
 
 
 class Lz4(Codec):

@@ -6,17 +6,16 @@
 __all__ = ['FileSegments']
 
 # %% ../../nbs/memory/frame_segments.ipynb #bce20b54
-import os, re
+import os
 from contextlib import suppress
 import numpy as np
 from ..steps.errors import StaleKey, StateError
 from ..steps.files import open_plain, write_whole
 from .mapped import allocate, mapped
-from .frame_log import BITS, END, FIRST, NEXT, ROOM, SIZE, Packed, Segments
+from .frame_log import BITS, END, FIRST, NEAR, NEXT, ROOM, SIZE, Segments
 
 # %% ../../nbs/memory/frame_segments.ipynb #15968d0d
 _MOST_BITS = 24
-_MOST_SEGMENTS = 2**24
 
 
 class FileSegments(Segments):
@@ -77,7 +76,7 @@ class FileSegments(Segments):
         raw = kind == 'raw'
         with open_plain(path, None, self.who) as file:
             size = os.fstat(file.fileno()).st_size
-        if size != per * self._size if raw else size <= 8 * per:
+        if raw and size != per * self._size:
             raise self._damaged(path, f'{size:_} bytes')
         try:
             found = mapped(path, size, np.uint8, raw and self.place.writes)
@@ -86,10 +85,7 @@ class FileSegments(Segments):
         if raw:
             return found.reshape(per, -1)
         self._read_dictionary()
-        packed = Packed(found[8 * per :], found[: 8 * per].view(np.int64))
-        if not packed.in_order(per):
-            raise self._damaged(path, 'ends of frames that are not in order')
-        return packed
+        return found
 
     def _read_dictionary(self):
         if not self.codec.learned:
@@ -121,7 +117,7 @@ class FileSegments(Segments):
         dictionary = self.where / 'dictionary'
         if not dictionary.exists():
             write_whole(dictionary, self.codec.dictionary)
-        write_whole(self._path(number, 'packed'), packed.ends, packed.bytes)
+        write_whole(self._path(number, 'packed'), packed)
         return self._mapped(number, 'packed')
 
     def stand(self):
@@ -129,48 +125,36 @@ class FileSegments(Segments):
         numbers = self.numbers
         numbers[SIZE] = self._size
         end, first, bits = numbers[[END, FIRST, BITS]].tolist()
-        if not 0 <= bits <= _MOST_BITS or not 0 <= first <= end >> bits < first + _MOST_SEGMENTS:
+        if not 0 <= bits <= _MOST_BITS or not 0 <= first <= end >> bits < first + len(self.table):
             raise self._damaged(self.where, f'frames {first} << {bits} to {end}')
         numbers[[NEXT, ROOM]] = end
         for number in [n for n in self.known if n < first]:
             self.forget(number)
-        self.cover(end >> bits)
 
     def reopen(self):
         "Go on where the files end"
         self.stand()
         if not self.place.writes:
             return
+        for path in self.where.glob('.*'):
+            self._remove(path)  # a writer was killed while it wrote
         if self.codec:
             with suppress(FileNotFoundError):
                 self._read_dictionary()
-        end, first, bits = self.numbers[[END, FIRST, BITS]].tolist()
+        end, first, bits, near = self.numbers[[END, FIRST, BITS, NEAR]].tolist()
         last = (end - 1) >> bits
-        for number in sorted(self._clean(first, last)):
-            # packed ones are found when asked for, and raw ones are to be packed
-            if self.codec or number == last:
-                with suppress(StateError):
-                    self.find(number)
+        # others are found when they are asked for
+        for number in range(max(first, (end - 2 * near) >> bits), last + 1):
+            with suppress(StateError):
+                self.find(number)
         if end % (1 << bits):
             self.numbers[ROOM] = (last + 1) << bits
-            if not isinstance(self.known.get(last), np.ndarray):
+            if last not in self.known or self.known[last].ndim == 1:
                 self.numbers[[NEXT, END]] = self.numbers[ROOM]
-
-    def _clean(self, first, last) -> list:  # numbers of raw segments
-        "Remove all but these segments"
-        raw = []
-        for entry in [*os.scandir(self.where)]:
-            name = re.fullmatch(r'(0|[1-9][0-9]{0,17})\.(raw|packed)', entry.name)
-            if name and first <= int(name[1]) <= last:
-                if name[2] == 'raw':
-                    raw.append(int(name[1]))
-            elif entry.name != 'dictionary':
-                self._remove(self.where / entry.name)
-        return raw
 
     def follow(self):
         "See what the process that writes has done: raw segments may be packed now"
         self.stand()
-        for number in [n for n, s in self.known.items() if isinstance(s, np.ndarray)]:
-            if self.codec:
+        if self.codec:
+            for number in [n for n, segment in self.known.items() if segment.ndim == 2]:
                 self.forget(number)

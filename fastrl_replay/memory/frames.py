@@ -16,7 +16,7 @@ from ..steps.episodes import ENV, SIZE
 from ..steps.nans import NaNSearch
 from ..steps.locks import renew_in_child
 from ..steps.machine import size_text
-from .places import COMMITTED, RESERVED, runs
+from .places import COMMITTED, RESERVED
 from .codecs import codec
 from fastrl_replay.memory.frame_log import (
     BITS,
@@ -170,16 +170,14 @@ class FrameRows(OpenStore):
         return min(int(serials.min()), int(serials.max()) + 1 - log.numbers.item(NEAR))
 
     def put(self, slots, rows):
-        "Put rows into slots"
-        envs = np.unique(rows['env_id'], return_inverse=True)[1].astype(np.int64)
-        n = int(envs.max(initial=-1)) + 1
-        size = self.dtype.itemsize
+        "Put rows into slots that follow each other"
+        ids, envs = np.unique(rows['env_id'], return_inverse=True)
+        rows = np.ascontiguousarray(rows)
+        address = rows.ctypes.data
         with self._lock:
-            for a, b in runs(slots):
-                some = np.ascontiguousarray(rows[a:b])
-                refs = self._keep(some.ctypes.data, envs[a:b].copy(), n, n)
-                _put_rows(int(slots[a]), some.ctypes.data, b - a, size, self._arrays, refs)
-                self._rows_added += b - a
+            refs = self._keep(address, envs.astype(np.int64), len(ids), len(ids))
+            _put_rows(slots[0], address, len(rows), self.dtype.itemsize, self._arrays, refs)
+            self._rows_added += len(rows)
 
     def gather(self, slots, out, present=-1):
         "Copy rows out, as bytes"
@@ -360,21 +358,15 @@ class DeviceFrames(DeviceStore, FrameRows):
 
     def assemble(self, slots, out, more):
         "Put rows from slots together, and `more`: where in a row a number goes → one for each row"
-        n = len(slots)
         rest = self._rest[slots]
         rest[slots < 0] = 0
-        columns = {at: rest[:, to : to + length] for at, length, to in self._spans.tolist()}
-        for at, numbers in more.items():
-            columns[at] = numbers.view(np.uint8).reshape(n, numbers.itemsize)
         with self._lock:
             places = [log.segments.locate(self._refs[:, log.columns], slots) for log in self._logs]
-            *places, given = sent(self.place.at, *places, np.concatenate([*columns.values()], 1))
-            to = 0
-            for at, column in columns.items():
-                length = column.shape[1]
-                out[:, at : at + length] = given[:, to : to + length]
-                to += length
-            for log, leaf, at in zip(self._logs, self._leaves, places):
+            *there, rest = sent(self.place.at, *places, *more.values(), rest)
+            self.write(out, more, there[len(places) :])
+            for start, length, to in self._spans.tolist():
+                out[:, start : start + length] = rest[:, to : to + length]
+            for log, leaf, at in zip(self._logs, self._leaves, there):
                 kind = common_word(leaf.size, *leaf.places, out.shape[1])
                 size = leaf.size // kind.itemsize
                 frames = log.segments.there.view(kind).index_select(0, at.reshape(-1))

@@ -387,6 +387,12 @@ class DeviceStore(OpenStore):
     def assemble(self, slots, out, more):
         raise NotImplementedError
 
+    def write(self, out, more, numbers):
+        "Write numbers into rows on the device, where `more` says"
+        for at, x in zip(more, numbers):
+            length = x.element_size()
+            out[:, at : at + length] = x.view(torch.uint8).view(len(out), length)
+
     def empty(self, n, size):
         return torch.empty((n, size), dtype=torch.uint8, device=self.place.at)
 
@@ -435,9 +441,7 @@ class DeviceRows(DeviceStore):
         )
         if holes:
             out.masked_fill_((there < 0)[:, None], 0)
-        for at, x in zip(more, numbers):
-            length = x.element_size()
-            out[:, at : at + length] = x.view(torch.uint8).view(len(slots), length)
+        self.write(out, more, numbers)
 
 # %% ../../nbs/memory/rows.ipynb #5f1c9a02
 class Rows(Store):

@@ -412,10 +412,10 @@ def test_a_frame_that_unpacks_to_another_size_is_refused(compress):
     n = 1 << frames['bits']
     for content in bytes(1), b'', bytes(257), bytes(2**26), bytes(256):
         one = pack(content)
-        packed = torch.frombuffer(bytearray(one * n), dtype=torch.uint8)
-        other = dict(bytes=packed, ends=torch.arange(1, n + 1) * len(one))
-        damaged = dict(frames)
-        damaged['segments'] = [other if len(x['ends']) else x for x in frames['segments']]
+        ends = 8 * n + torch.arange(1, n + 1) * len(one)
+        other = torch.cat([ends.view(torch.uint8), torch.frombuffer(one * n, dtype=torch.uint8)])
+        segments = [other if p else x for x, p in zip(frames['segments'], frames['packed'])]
+        damaged = dict(frames, segments=segments)
         bad = dict(state, store=dict(state['store'], frames=[damaged]))
         twin = Timeline(300, Small(1, compress))
         twin.load_state_dict(bad)
@@ -439,7 +439,7 @@ def test_damaged_frames_are_refused(what):
     if what == 'references':
         store['references'] += 400
     elif what == 'ends':
-        frames['segments'][0]['bytes'] = frames['segments'][0]['bytes'][:-1]
+        frames['segments'][0] = frames['segments'][0][:-1]
     elif what == 'rest':
         store['rest'] = store['rest'][:-1]
     else:
