@@ -13,7 +13,7 @@ from ..steps.errors import ArgumentError, choice
 
 # %% ../../nbs/memory/codecs.ipynb #4faefc25
 class Codec:
-    "Packs frames, each by itself"
+    "A packer of frames, each by itself, with methods `pack_each` and `unpack`"
 
     name = None
     learned = True  # False: `learn` is to be called before frames are packed
@@ -29,12 +29,6 @@ class Codec:
                 f'no package here: {e}',
                 remedy="pip install 'fastrl_replay[compress]'",
             ) from None
-
-    def pack_each(self, frames) -> list:
-        raise NotImplementedError
-
-    def unpack(self, packed, size: int) -> bytes:
-        raise NotImplementedError
 
     def pack(
         self,
@@ -85,6 +79,7 @@ class Zstd(Codec):
     def learn(self, frames):
         "Train a dictionary on arrays of frames; keep none if they have nothing in common"
         samples = [f.tobytes() for some in frames for f in some]
+        self.learned = True
         with suppress(self._package.ZstdError):
             self.use(self._package.train_dictionary(16384, samples, level=3).as_bytes())
 

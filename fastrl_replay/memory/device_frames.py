@@ -37,17 +37,19 @@ class DeviceSegments(Segments):
     def new(self, number):
         "Return a raw segment in main memory, and make room on the device"
         item = self.numbers.item
-        self._forget_before(item(END) - item(NEAR) >> item(BITS))
+        near = item(END) - item(NEAR) >> item(BITS)
+        for old in [n for n in self.known if n < near]:
+            self.drop(old)  # it is on the device only from now on
         if (number + 1 - item(FIRST) << item(BITS)) >= len(self.there):
             self._grow(item(FIRST), number)
         return super().new(number)
 
     def _grow(self, first, end):
         "Make room on the device for as many as are expected, or are there, and for 1/16 more"
-        per = 1 << self.numbers.item(BITS)
-        many = max(-(-self._expected_there // per), end - first)
-        frames = 1 + (many + many // 16 + 2) * per
-        new = self.place.tensor(self.who, frames, self.numbers.item(SIZE))
+        bits = self.numbers.item(BITS)
+        per = 1 << bits
+        many = max(self._expected_there >> bits, end - first) * 17 // 16 + 2
+        new = self.place.tensor(self.who, 1 + many * per, self.numbers.item(SIZE))
         with self.place.in_order():
             new[0] = 0
             for number in range(first, end):
@@ -56,32 +58,23 @@ class DeviceSegments(Segments):
                 new[b : b + per] = self.there[a : a + per]
         self.there = new
 
-    def _forget_before(self, number):
-        "Let segments before this one be on the device only"
-        for n in [n for n in self.known if n < number]:
-            self.drop(n)
-
-    def fill(self, number, frames):
-        super().fill(number, frames)
-        first = number << self.numbers.item(BITS)
-        self._write(first, first + len(frames))
-        self._forget_before(number)
-
     def find(self, number):
         start = self._start(number, self.there)
         return self.there[start : start + (1 << self.numbers.item(BITS))].cpu().numpy()
 
     def send(self):
         "Bring to the device what has been kept and has not settled"
-        self._write(self.numbers.item(END), self.numbers.item(NEXT))
-
-    def _write(self, first, end):
         bits = self.numbers.item(BITS)
-        for number in range(first >> bits, -(-end >> bits)):
-            a = max(first - (number << bits), 0)
-            b = min(end - (number << bits), 1 << bits)
-            start = self._start(number, self.there)
-            self.place.write(self.there[start + a : start + b], self.known[number][a:b])
+        at = self.numbers.item(END)
+        end = self.numbers.item(NEXT)
+        while at < end:
+            number = at >> bits
+            first = number << bits
+            to = min(end, first + (1 << bits))
+            start = self._start(number, self.there) - first
+            rows = self.known[number][at - first : to - first]
+            self.place.write(self.there[start + at : start + to], rows)
+            at = to
 
     def locate(
         self,

@@ -9,17 +9,16 @@ __all__ = ['FileSegments']
 import os
 from contextlib import suppress
 import numpy as np
-from ..steps.errors import StaleKey, StateError
+from ..steps.errors import StateError
 from ..steps.files import open_plain, write_whole
-from .mapped import allocate, mapped
+from .mapped import allocate, mapped, no_disk, read_at_random
 from .frame_log import BITS, END, FIRST, NEAR, NEXT, ROOM, SIZE, Segments
 
 # %% ../../nbs/memory/frame_segments.ipynb #15968d0d
-_MOST_BITS = 24
-
-
 class FileSegments(Segments):
     "Segments that are files"
+
+    at_random = False  # is the system told not to read ahead?
 
     def __init__(
         self,
@@ -56,13 +55,7 @@ class FileSegments(Segments):
                 found = self._mapped(number, kind)
                 self.enter(number, found)
                 return found
-        if self.place.writes:
-            raise self._damaged(self._path(number, 'raw'), 'no such file')
-        raise StaleKey(
-            self.who,
-            'rows were overwritten while they were read',
-            remedy='read again; a larger spare= of the process that writes',
-        )
+        raise self._damaged(self._path(number, 'raw'), 'no such file')
 
     def _damaged(self, path, got):  # the error
         return StateError(self.who, f'{path} is damaged', got)
@@ -83,6 +76,8 @@ class FileSegments(Segments):
         except RuntimeError:  # it went meanwhile
             raise FileNotFoundError(path) from None
         if raw:
+            if self.at_random:
+                read_at_random(found)
             return found.reshape(per, -1)
         self._read_dictionary()
         return found
@@ -117,7 +112,11 @@ class FileSegments(Segments):
         dictionary = self.where / 'dictionary'
         if not dictionary.exists():
             write_whole(dictionary, self.codec.dictionary)
-        write_whole(self._path(number, 'packed'), packed)
+        path = self._path(number, 'packed')
+        try:
+            write_whole(path, packed)
+        except OSError as e:
+            raise no_disk(self.who, path, len(packed), e) from None
         return self._mapped(number, 'packed')
 
     def stand(self):
@@ -125,7 +124,8 @@ class FileSegments(Segments):
         numbers = self.numbers
         numbers[SIZE] = self._size
         end, first, bits = numbers[[END, FIRST, BITS]].tolist()
-        if not 0 <= bits <= _MOST_BITS or not 0 <= first <= end >> bits < first + len(self.table):
+        last = min(first + len(self.table), 2**38)
+        if not 0 <= bits <= 24 or not 0 <= first <= end >> bits < last:
             raise self._damaged(self.where, f'frames {first} << {bits} to {end}')
         numbers[[NEXT, ROOM]] = end
         for number in [n for n in self.known if n < first]:

@@ -17,6 +17,7 @@ from ..steps.nans import NaNSearch
 from ..steps.locks import renew_in_child
 from ..steps.machine import size_text
 from .places import COMMITTED, RESERVED
+from .mapped import request_places
 from .codecs import codec
 from fastrl_replay.memory.frame_log import (
     BITS,
@@ -96,6 +97,7 @@ class FrameRows(OpenStore):
         logs: list,  # a `FrameLog` for each of them
         numbers: np.ndarray,  # those of the logs
         lasting: np.ndarray,  # the same, where the process that writes has them
+        needs: int,  # bytes when it is full
     ):
         super().__init__(dtype, n, place)
         self._leaves = leaves
@@ -105,10 +107,12 @@ class FrameRows(OpenStore):
         self._rest_size = int(self._spans[:, 1].sum())
         self._rest = place.new('rest', (n, self._rest_size), np.uint8, by='slot')
         self._refs = place.new('references', (n, len(self._places)), np.uint32, 0, by='slot')
+        self._outgrows = place.outgrown(needs)
         end = 0
         for log, leaf in zip(logs, leaves):
             log.columns = slice(end, end + len(leaf.places))
             end = log.columns.stop
+            log.segments.at_random = self._outgrows
         self._numbers = numbers
         self._lasting = lasting
         self._arrays = self._spans, self._rest, self._refs, numbers  # where kernels write
@@ -150,14 +154,14 @@ class FrameRows(OpenStore):
     def _needed(self, log) -> int:
         "Return the first frame of a log that rows need; raise if there is no memory for more"
         held = len(log.segments.known)
-        limit = self.place.limit()  # 0: the place says when it is full
-        if limit and held >= log.look_at:
-            if self.nbytes > limit:
+        if held >= log.look_at:
+            limit = self.place.limit()  # 0: the place says when it is full
+            if 0 < limit < self.nbytes:
                 raise NoRoom(
                     'Frames',
                     'no memory for more frames',
                     f'{size_text(self.nbytes)} for {self._rows_added:_} rows, '
-                    f'{self._frames_a_row():.1f} frames a row',
+                    f'{self.stats()["row_frames"]:.1f} frames a row',
                     f'at most {size_text(limit)}',
                     'a smaller max_sz, or compress=',
                 )
@@ -169,16 +173,6 @@ class FrameRows(OpenStore):
         # rows after it share no frames that were too far back when it came
         return min(int(serials.min()), int(serials.max()) + 1 - log.numbers.item(NEAR))
 
-    def put(self, slots, rows):
-        "Put rows into slots that follow each other"
-        ids, envs = np.unique(rows['env_id'], return_inverse=True)
-        rows = np.ascontiguousarray(rows)
-        address = rows.ctypes.data
-        with self._lock:
-            refs = self._keep(address, envs.astype(np.int64), len(ids), len(ids))
-            _put_rows(slots[0], address, len(rows), self.dtype.itemsize, self._arrays, refs)
-            self._rows_added += len(rows)
-
     def gather(self, slots, out, present=-1):
         "Copy rows out, as bytes"
         slots = slots.reshape(-1)
@@ -188,6 +182,8 @@ class FrameRows(OpenStore):
             for log in self._logs:
                 refs = self._refs[:, log.columns]
                 alive.append(log.locate(refs, slots, addresses[:, log.columns]))
+            if self._outgrows:
+                request_places(addresses, self._places[:, 1].copy())
             _gather_rows(
                 slots,
                 self._rest,
@@ -199,12 +195,10 @@ class FrameRows(OpenStore):
                 present,
             )
 
-    def _frames_a_row(self):
-        return sum(log.frames - log.before for log in self._logs) / max(self._rows_added, 1)
-
     def stats(self) -> dict:  # numbers by name
-        "Return new frames for each row that came, and how many are there"
-        return dict(row_frames=self._frames_a_row(), frames=sum(map(len, self._logs)))
+        "Return how many new frames a row has"
+        new = sum(log.frames - log.before for log in self._logs)
+        return dict(row_frames=new / max(self._rows_added, 1))
 
     def state_dict(self, slots) -> dict:  # plain data and tensors
         "Return what a checkpoint holds: the rows in these slots, and all frames"
@@ -221,8 +215,6 @@ class FrameRows(OpenStore):
 
     def load_state_dict(self, slots, state: dict):
         "Put rows that were saved into these slots, which are all that there are"
-        if isinstance(state, dict) and 'rows' in state:
-            return super().load_state_dict(slots, state)
         form = dict(
             rest=array(np.uint8, len(slots), self._rest_size),
             references=array(np.int32, len(slots), len(self._places), low=0),
@@ -253,11 +245,6 @@ class FrameRows(OpenStore):
             for log in self._logs:
                 log.segments.follow()
 
-    def close(self):
-        with self._lock:
-            for log in self._logs:
-                log.close()
-
     def some_columns(self, slots, names):
         "Return the columns without frames among these, of the rows in these slots"
         found = {}
@@ -272,29 +259,24 @@ class FrameRows(OpenStore):
 
 # %% ../../nbs/memory/frames.ipynb #1ce6b058
 @njit(nogil=True)
-def _put_rows(first, address, n, size, arrays, new_refs):
-    "Write rows without frames, and references to these, from slot `first` on; settle the frames"
+def _add_rows(numbers, plan, address, n, stay, arrays, new_refs):
+    "Announce `n` rows, write the last `stay` with these references, settle frames, link all rows"
     spans, rest, refs, logs = arrays
-    for i in range(n):
-        slot = (first + i) % len(rest)
+    size = plan[SIZE]
+    counters = longs_at(numbers[COUNTERS], 2)
+    counters[RESERVED] = max(counters[RESERVED], counters[COMMITTED] + n)
+    for i in range(stay):
+        skipped = n - stay + i
+        slot = (numbers[INSERTED] + skipped) % len(rest)
         for k in range(len(spans)):
             memmove(
                 rest.ctypes.data + slot * rest.shape[1] + spans[k, 2],
-                address + i * size + spans[k, 0],
+                address + skipped * size + spans[k, 0],
                 spans[k, 1],
             )
         refs[slot] = new_refs[i]
     for l in range(len(logs)):
         logs[l, END] = logs[l, NEXT]
-
-
-@njit(nogil=True)
-def _add_rows(numbers, plan, address, n, stay, arrays, new_refs):
-    "Announce `n` rows in the counters, write the last `stay` as `_put_rows` does, link all of them"
-    skip = (n - stay) * plan[SIZE]
-    counters = longs_at(numbers[COUNTERS], 2)
-    counters[RESERVED] = max(counters[RESERVED], counters[COMMITTED] + n)
-    _put_rows(numbers[INSERTED] + n - stay, address + skip, stay, plan[SIZE], arrays, new_refs)
     link_rows(numbers, plan, address, n)
 
 # %% ../../nbs/memory/frames.ipynb #62d3f48d
@@ -305,6 +287,7 @@ def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
     touched = np.uint8(0)
     for i in range(len(slots)):
         touched |= rest[max(slots[i], 0), 0]
+    n = len(places)
     for i in range(len(slots)):
         slot = slots[i]
         if slot < 0:
@@ -316,31 +299,11 @@ def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
                     rest.ctypes.data + slot * rest.shape[1] + spans[k, 2],
                     spans[k, 1],
                 )
-            j = 0
-            last = 0
-            while j < len(places):
-                start = addresses[i, j]
-                length = places[j, 1]
-                k = j + 1
-                while (
-                    k < len(places)
-                    and addresses[i, k] == start + length
-                    and places[k, 0] == places[j, 0] + length
-                ):
-                    length = length + places[k, 1]
-                    k = k + 1
-                last = max(last, start + length - 1)
-                following = (
-                    addresses[i, k]
-                    if k < len(places)
-                    else addresses[i + 1, 0]
-                    if i + 1 < len(slots)
-                    else 0
-                )
-                if following > last or k == len(places):
-                    prefetch(following, places[k % len(places), 1])
-                memmove(dst + places[j, 0], start, length)
-                j = k
+            for j in range(n):
+                following = i * n + j + 1
+                if following < addresses.size:
+                    prefetch(addresses.flat[following], places[following % n, 1])
+                memmove(dst + places[j, 0], addresses[i, j], places[j, 1])
         if present >= 0:
             bytes_at(dst, out.shape[1])[present] = slot >= 0
         dst += out.shape[1]
@@ -388,7 +351,7 @@ class Frames(Store):
     def __init__(
         self,
         stack: int = 1,  # frames along the first axis of an observation; 1: observations as wholes
-        compress: str = None,  # 'lz4' or 'zstd': packed by another thread; None: not at all
+        compress: str = None,  # 'lz4' or 'zstd': packs frames that are no longer new; None: not at all
         path=None,  # directory for rows and frames; None: main memory
         device=None,  # for rows and batches: 'cuda', or 'auto' (a GPU if any); None: no device
         *,
@@ -421,7 +384,7 @@ class Frames(Store):
         numbers = lasting if place.writes else lasting.copy()
         logs = [self._new_log(i, l, dtype, n, place, numbers[i]) for i, l in enumerate(leaves)]
         kind = FrameRows if place.device is None else DeviceFrames
-        return kind(dtype, n, place, leaves, logs, numbers, lasting)
+        return kind(dtype, n, place, leaves, logs, numbers, lasting, self.needs(dtype, n))
 
     def _leaves_of(self, dtype):
         leaves = frame_leaves(dtype, self.stack, self.least)
@@ -441,10 +404,9 @@ class Frames(Store):
         )
 
     def _new_log(self, i, leaf, dtype, n, place, numbers):
-        "Create a log with some hundred segments in a full memory, none of them larger than 16 MB"
+        "Create a log with some hundred segments in a full memory"
         packs = codec(self.compress)
-        largest = max(2**24 // leaf.size, 1)
-        bits = min(max(n // 512, self.smallest_segment), 1024, largest).bit_length() - 1
+        bits = min(max(n // 512, self.smallest_segment), 1024).bit_length() - 1
         if not place.meta:
             numbers[[BITS, FRAME_SIZE]] = bits, leaf.size
         if place.lasts:
@@ -455,9 +417,8 @@ class Frames(Store):
             segments = Segments(numbers, place, packs, n)
         # n-step rows reach further back
         each = self.raw_frames * (2 if 'n' in dtype.names else 1)
-        near = 0 if packs else n // 64
         learn_from = min(1000, max(n // 2, 64), 2**23 // leaf.size + 1)
-        return FrameLog(segments, leaf.places, near, each, learn_from)
+        return FrameLog(segments, leaf.places, each, learn_from)
 
     def needs(self, dtype, n):
         "Return the bytes of a full memory with one new frame a row; packed frames don't count"

@@ -396,8 +396,9 @@ class Timeline:
         self._gave = True
         try:
             batch = store.batch(line, keys, weights, shapes.batch)
-        except StaleKey as e:
-            raise self._unread(keys, e) from None
+        except StateError:
+            self.were_there(keys)  # or it is damaged
+            raise
         self.were_there(keys)
         return batch
 
@@ -417,18 +418,10 @@ class Timeline:
     def _gather(self, store, keys, *args):
         try:
             store.gather(*args)
-        except StaleKey as e:
-            raise self._unread(keys, e) from None
+        except StateError:
+            self.were_there(keys)  # or it is damaged
+            raise
         self.were_there(keys)
-
-    def _unread(self, keys, e):
-        "The error if rows can't be read: they were overwritten, or what they refer to is damaged"
-        if not self.reads_only or not self.valid(keys).all():
-            return e
-        self.were_there(keys)
-        return StateError(
-            self.who, f'{self.place.path} is damaged', 'rows whose frames are missing'
-        )
 
     def windows(
         self,

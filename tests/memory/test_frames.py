@@ -1,6 +1,5 @@
 """Frames that are kept once: bit for bit what plain rows hold, whatever repeats."""
 
-import os
 import sys
 import threading
 
@@ -16,7 +15,6 @@ from fastrl_replay.all import *
 from fastrl_replay.steps import machine as machine_module
 from fastrl_replay.steps.errors import NoRoom
 from fastrl_replay.testing import through_file
-from kills import forked
 from strategies import cases, equal
 
 STACK = spaces.Box(0, 255, (3, 4, 4), np.uint8)
@@ -309,20 +307,6 @@ def test_packed_frames_are_drawn_while_others_are_packed():
     assert not wrong
 
 
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork here')
-def test_a_forked_process_packs_its_own_frames():
-    line, rows = Timeline(3000, Frames(1, 'lz4')), episode(3000)
-
-    def add(first, end):
-        for i in range(first, end, 10):
-            line.add(Steps(rows[i : i + 10]))
-        return line[:] == Steps(rows[:end])
-
-    assert add(0, 1500)
-    assert forked(add, 1500, 3000) == (0, True)
-    assert add(1500, 3000)
-
-
 @pytest.mark.parametrize('compress', ['lz4', 'zstd'])
 def test_large_blocks_push_segments_out_before_they_are_packed(compress):
     line, plain, rows = Timeline(40, Small(1, compress)), Timeline(40), episode(700)
@@ -413,7 +397,9 @@ def test_a_frame_that_unpacks_to_another_size_is_refused(compress):
     for content in bytes(1), b'', bytes(257), bytes(2**26), bytes(256):
         one = pack(content)
         ends = 8 * n + torch.arange(1, n + 1) * len(one)
-        other = torch.cat([ends.view(torch.uint8), torch.frombuffer(one * n, dtype=torch.uint8)])
+        other = torch.cat(
+            [ends.view(torch.uint8), torch.frombuffer(bytearray(one * n), dtype=torch.uint8)]
+        )
         segments = [other if p else x for x, p in zip(frames['segments'], frames['packed'])]
         damaged = dict(frames, segments=segments)
         bad = dict(state, store=dict(state['store'], frames=[damaged]))
