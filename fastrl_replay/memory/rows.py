@@ -247,7 +247,7 @@ class OpenStore:
     def some_rows(self, slots, names) -> np.ndarray:  # structured
         "Return these columns, as far as there are such, of the rows in these slots"
         found = self.some_columns(slots, names)
-        dtype = np.dtype([(n, a.dtype) for n, a in found.items()], align=True)  # for kernels
+        dtype = np.dtype([(n, self.dtype[n]) for n in found], align=True)  # for kernels
         rows = np.empty(len(slots), dtype)
         for n, a in found.items():
             rows[n] = a
