@@ -145,7 +145,7 @@ KINDS = 'uniform', 'prioritized', 'sequences', 'frames', 'compressed'
 class SmallFrames(Frames):
     "Frames in small segments, of which many come and go"
 
-    least, smallest_segment, smallest_file, raw_frames = 1, 16, 4, 4
+    least, smallest_segment, raw_frames = 1, 4, 4
 
 
 def opened(kind, path, max_sz, spare=0, mode='a', bs=1):

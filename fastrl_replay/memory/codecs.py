@@ -6,17 +6,17 @@
 __all__ = ['CODECS', 'Codec', 'Lz4', 'Zstd', 'codec']
 
 # %% ../../nbs/memory/codecs.ipynb #83a4d247
-import threading
+from contextlib import suppress
 from importlib import import_module
 import numpy as np
 from ..steps.errors import ArgumentError, choice
 
 # %% ../../nbs/memory/codecs.ipynb #4faefc25
 class Codec:
-    "Packs frames, each by itself"
+    "A packer of frames, each by itself, with methods `pack_each` and `unpack`"
 
     name = None
-    learns = 0  # from how many frames; 0: nothing
+    learned = True  # False: `learn` is to be called before frames are packed
     dictionary = b''  # what was learned
 
     def __init__(self):
@@ -30,27 +30,14 @@ class Codec:
                 remedy="pip install 'fastrl_replay[compress]'",
             ) from None
 
-    def use(self, dictionary: bytes):
-        "Pack and unpack by what was learned before"
-        self.dictionary = dictionary
-
-    def learn(self, frames):
-        "Prepare for frames like these: a list of arrays of them"
-
-    def pack_each(self, frames) -> list:
-        raise NotImplementedError
-
-    def unpack(self, packed, size: int) -> bytes:
-        raise NotImplementedError
-
     def pack(
         self,
         frames: np.ndarray,  # bytes, a row for each frame
-    ) -> tuple:  # packed bytes, and where each frame ends in them
-        "Frames one after the other"
+    ) -> np.ndarray:  # bytes: where each frame ends in them, as int64, then the frames
+        "Pack frames one after the other"
         parts = self.pack_each([memoryview(f) for f in frames])
-        ends = np.cumsum([len(p) for p in parts], dtype=np.int64)
-        return np.frombuffer(b''.join(parts), np.uint8), ends
+        ends = 8 * len(parts) + np.cumsum([len(p) for p in parts], dtype=np.int64)
+        return np.frombuffer(b''.join([ends.tobytes(), *parts]), np.uint8)
 
 
 class Lz4(Codec):
@@ -74,47 +61,39 @@ class Zstd(Codec):
 
     name = 'zstd'
     package = 'zstandard'
-    learns = 1000
 
     def __init__(self):
         super().__init__()
         self.use(b'')
+        self.learned = False
 
-    def use(self, dictionary):
+    def use(self, dictionary: bytes):
+        "Pack and unpack by what was learned before"
         self.dictionary = dictionary
-        self._of_thread = threading.local()
+        self._words = {}
+        if dictionary:
+            self._words = dict(dict_data=self._package.ZstdCompressionDict(dictionary))
+        self._unpacker = self._package.ZstdDecompressor(**self._words)
+        self.learned = True
 
     def learn(self, frames):
-        "Train a dictionary on frames; keep none if they are too few or have nothing in common"
+        "Train a dictionary on arrays of frames; keep none if they have nothing in common"
         samples = [f.tobytes() for some in frames for f in some]
-        try:
-            trained = self._package.train_dictionary(16384, samples, level=3)
-        except self._package.ZstdError:
-            return
-        self.use(trained.as_bytes())
-
-    def _tools(self):
-        "The packer and the unpacker of this thread"
-        mine = self._of_thread
-        zstd = self._package
-        if not hasattr(mine, 'tools'):
-            words = (
-                dict(dict_data=zstd.ZstdCompressionDict(self.dictionary)) if self.dictionary else {}
-            )
-            mine.tools = (
-                zstd.ZstdCompressor(level=3, write_checksum=False, write_dict_id=False, **words),
-                zstd.ZstdDecompressor(**words),
-            )
-        return mine.tools
+        self.learned = True
+        with suppress(self._package.ZstdError):
+            self.use(self._package.train_dictionary(16384, samples, level=3).as_bytes())
 
     def pack_each(self, frames):
-        "All in one call, which needs the interpreter once and not for each"
-        return [p.tobytes() for p in self._tools()[0].multi_compress_to_buffer(frames)]
+        "Pack all in one call, which needs the interpreter once and not for each"
+        packer = self._package.ZstdCompressor(
+            level=3, write_checksum=False, write_dict_id=False, **self._words
+        )
+        return [p.tobytes() for p in packer.multi_compress_to_buffer(frames)]
 
     def unpack(self, packed, size):
         if self._package.frame_content_size(packed) != size:
             raise ValueError('a frame of another size')
-        return self._tools()[1].decompress(packed)
+        return self._unpacker.decompress(packed)
 
 # %% ../../nbs/memory/codecs.ipynb #28cfe8ff
 CODECS = {c.name: c for c in (Lz4, Zstd)}

@@ -16,15 +16,13 @@ class DeviceSegments(Segments):
 
     def __init__(
         self,
-        size: int,  # bytes of a frame
-        bits: int,  # a segment has 2**bits frames
+        numbers: np.ndarray,  # of the log, with BITS and SIZE
         place: Device,  # where they lie
         expected: int,  # make room at once for this number of frames, and some more
-        numbers=None,  # an array for the numbers of the log; None: a new one
     ):
-        super().__init__(size, bits, place, numbers=numbers)
+        super().__init__(numbers, place)
         self._expected_there = expected
-        self.there = place.tensor(self.who, 1, size)
+        self.there = place.tensor(self.who, 1, numbers.item(SIZE))
         with place.in_order():
             self.there.zero_()
 
@@ -33,39 +31,32 @@ class DeviceSegments(Segments):
         return super().nbytes + self.there.nbytes
 
     def _start(self, number, there):
-        "Where a segment begins on the device"
+        "Return where a segment begins on the device"
         return 1 + (number << self.numbers.item(BITS)) % (len(there) - 1)
 
     def new(self, number):
+        "Return a raw segment in main memory, and make room on the device"
         item = self.numbers.item
-        self._forget_before(item(END) - item(NEAR) >> item(BITS))
+        near = item(END) - item(NEAR) >> item(BITS)
+        for old in [n for n in self.known if n < near]:
+            self.drop(old)  # it is on the device only from now on
         if (number + 1 - item(FIRST) << item(BITS)) >= len(self.there):
             self._grow(item(FIRST), number)
         return super().new(number)
 
     def _grow(self, first, end):
         "Make room on the device for as many as are expected, or are there, and for 1/16 more"
-        per = 1 << self.numbers.item(BITS)
-        many = max(-(-self._expected_there // per), end - first)
-        frames = 1 + (many + many // 16 + 2) * per
-        new = self.place.tensor(self.who, frames, self.numbers.item(SIZE))
+        bits = self.numbers.item(BITS)
+        per = 1 << bits
+        many = max(self._expected_there >> bits, end - first) * 17 // 16 + 2
+        new = self.place.tensor(self.who, 1 + many * per, self.numbers.item(SIZE))
         with self.place.in_order():
             new[0] = 0
             for number in range(first, end):
-                a, b = (self._start(number, x) for x in (self.there, new))
+                a = self._start(number, self.there)
+                b = self._start(number, new)
                 new[b : b + per] = self.there[a : a + per]
         self.there = new
-
-    def _forget_before(self, number):
-        "Segments before this one are on the device only"
-        for n in [n for n in self.known if n < number]:
-            self._free.append(self.forget(n))
-
-    def fill(self, number, frames):
-        super().fill(number, frames)
-        first = number << self.numbers.item(BITS)
-        self._write(first, first + len(frames))
-        self._forget_before(number)
 
     def find(self, number):
         start = self._start(number, self.there)
@@ -73,15 +64,17 @@ class DeviceSegments(Segments):
 
     def send(self):
         "Bring to the device what has been kept and has not settled"
-        self._write(self.numbers.item(END), self.numbers.item(NEXT))
-
-    def _write(self, first, end):
         bits = self.numbers.item(BITS)
-        for number in range(first >> bits, -(-end >> bits)):
-            a = max(first - (number << bits), 0)
-            b = min(end - (number << bits), 1 << bits)
-            start = self._start(number, self.there)
-            self.place.write(self.there[start + a : start + b], self.known[number][a:b])
+        at = self.numbers.item(END)
+        end = self.numbers.item(NEXT)
+        while at < end:
+            number = at >> bits
+            first = number << bits
+            to = min(end, first + (1 << bits))
+            start = self._start(number, self.there) - first
+            rows = self.known[number][at - first : to - first]
+            self.place.write(self.there[start + at : start + to], rows)
+            at = to
 
     def locate(
         self,

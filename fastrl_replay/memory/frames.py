@@ -6,31 +6,31 @@
 __all__ = ['Leaf', 'frame_leaves', 'spans_between', 'FrameRows', 'DeviceFrames', 'Frames']
 
 # %% ../../nbs/memory/frames.ipynb #4f98bb91
-from functools import partial
 from threading import RLock
 from typing import NamedTuple
 import numpy as np, torch
 from ..steps.compiled import bytes_at, longs_at, memmove, njit, prefetch
 from ..steps.errors import ArgumentError, BlockError, NoRoom, StateError, whole
-from ..steps.row_dtypes import padding, parts_of
+from ..steps.row_dtypes import parts_of
 from ..steps.episodes import ENV, SIZE
 from ..steps.nans import NaNSearch
 from ..steps.locks import renew_in_child
 from ..steps.machine import size_text
-from .places import COMMITTED, OF_STORE, RESERVED, runs
+from .places import COMMITTED, RESERVED
 from .mapped import request_places
 from .codecs import codec
 from fastrl_replay.memory.frame_log import (
     BITS,
     END,
+    NEAR,
     NEXT,
     N_NUMBERS,
     FrameLog,
     Segments,
-    serial_of,
     serials_of,
 )
-from .frame_segments import MOST_LOGS, FileSegments
+from .frame_log import SIZE as FRAME_SIZE
+from .frame_segments import FileSegments
 from .device_frames import DeviceSegments
 from .on_device import common_word, sent
 from .links import COUNTERS, INSERTED, Links, link_rows
@@ -41,38 +41,31 @@ from ..steps.states import anything, array, checked, listed
 class Leaf(NamedTuple):
     "A part of rows that holds frames"
 
-    name: str  # the column, and the way to the part
-    kind: np.dtype  # of its numbers
     size: int  # bytes of a frame
     stack: int  # how many there are in an observation
     # where frames begin in a row; those of `next_state`, if it has some, follow
     places: tuple
-    of_next = property(lambda self: len(self.places) - self.stack)
 
 # %% ../../nbs/memory/frames.ipynb #d1df49ba
 def frame_leaves(
     dtype: np.dtype,  # of the rows
     stack: int,  # frames along the first axis
-    columns=None,  # names of parts; None: those of `state` whose frames are large enough
-    least: int = 64,  # bytes of a frame that is large enough
+    least: int = 64,  # bytes of a frame that is worth a reference
 ) -> list:  # of `Leaf`
-    "The parts of rows that hold frames"
-    parts = {n: (d, at) for n, d, at in parts_of(dtype)}
-    names = [n for n in parts if not n.startswith('next_')]  # the next state is meant, too
-    for n in columns or ():
-        if n not in names:
-            raise ArgumentError('Frames', 'columns', repr(n), f'one of {", ".join(names)}')
+    "Return the parts of rows that hold frames"
+    parts = {name: (kind, at) for name, kind, at in parts_of(dtype)}
     found = []
-    for n in columns or [n for n in names if n.split('.')[0] == 'state']:
-        d, at = parts[n]
-        many = stack if d.shape[:1] == (stack,) else 1
-        size = d.itemsize // many
-        places = [at + i * size for i in range(many)]
-        twin, next_at = parts.get('next_' + n, (None, 0))
-        if twin == d:
-            places += [next_at + i * size for i in range(many)]
-        if columns or size >= least:
-            found.append(Leaf(n, d.base, size, many, tuple(places)))
+    for name, (kind, at) in parts.items():
+        many = stack if kind.shape[:1] == (stack,) else 1
+        size = kind.itemsize // many
+        if name.split('.')[0] != 'state' or size < least:
+            continue
+        starts = [at]
+        next_kind, next_at = parts.get('next_' + name, (None, 0))
+        if next_kind == kind:
+            starts.append(next_at)
+        places = tuple(start + i * size for start in starts for i in range(many))
+        found.append(Leaf(size, many, places))
     return found
 
 # %% ../../nbs/memory/frames.ipynb #26094afc
@@ -92,9 +85,6 @@ def spans_between(
     return np.array(spans, np.int64)
 
 # %% ../../nbs/memory/frames.ipynb #d33b639e
-_NONE = np.int64(2**62)
-
-
 class FrameRows(OpenStore):
     "Each frame once, equal ones shared; the rest of each row as it is"
 
@@ -106,6 +96,7 @@ class FrameRows(OpenStore):
         leaves: list,  # parts of rows that hold frames
         logs: list,  # a `FrameLog` for each of them
         numbers: np.ndarray,  # those of the logs
+        lasting: np.ndarray,  # the same, where the process that writes has them
         needs: int,  # bytes when it is full
     ):
         super().__init__(dtype, n, place)
@@ -113,32 +104,18 @@ class FrameRows(OpenStore):
         self._logs = logs
         self._spans = spans_between(dtype.itemsize, leaves)
         self._places = np.array([(p, l.size) for l in leaves for p in l.places], np.int64)
-        # of the references: whose are which
-        self._cols = np.cumsum([0, *(len(l.places) for l in leaves)])
         self._rest_size = int(self._spans[:, 1].sum())
         self._rest = place.new('rest', (n, self._rest_size), np.uint8, by='slot')
-        self._refs = place.new('references', (n, len(self._places)), np.uint32, by='slot')
-        self._every = -(-n // 256)  # rows, of which the lowest reference is known
-        parts = -(-n // self._every)
-        self._lowest = place.new('lowest', (parts, 2 * len(leaves)), np.int64, _NONE, by='part')
+        self._refs = place.new('references', (n, len(self._places)), np.uint32, 0, by='slot')
         self._outgrows = place.outgrown(needs)
-        for i, log in enumerate(logs):
-            log.segments.lowest = self._lowest[:, 2 * i]
+        end = 0
+        for log, leaf in zip(logs, leaves):
+            log.columns = slice(end, end + len(leaf.places))
+            end = log.columns.stop
             log.segments.at_random = self._outgrows
         self._numbers = numbers
-        self._settled = np.zeros(len(leaves), np.int64)
-        if len(leaves) <= MOST_LOGS:
-            self._settled = place.counters[OF_STORE:]
-        self._arrays = (
-            self._spans,
-            self._rest,
-            self._refs,
-            self._every,
-            self._lowest,
-            numbers,
-            self._cols,
-            self._settled,
-        )  # where kernels write
+        self._lasting = lasting
+        self._arrays = self._spans, self._rest, self._refs, numbers  # where kernels write
         self._rows_added = 0
         self._lock = RLock()
         renew_in_child(self, '_lock')
@@ -167,60 +144,44 @@ class FrameRows(OpenStore):
         return True
 
     def _keep(self, address, envs, n_envs, under_way):
-        "References to the frames of the rows at an address"
+        "Return references to the frames of the rows at an address"
         size = self.dtype.itemsize
-        kept = [log.keep(address, size, envs, n_envs, under_way, self._watch) for log in self._logs]
+        kept = [
+            log.keep(address, size, envs, n_envs, under_way, self._needed) for log in self._logs
+        ]
         return kept[0] if len(kept) == 1 else np.concatenate(kept, 1)
 
-    def _watch(self, log):
-        "Before a log grows: is there room?"
+    def _needed(self, log) -> int:
+        "Return the first frame of a log that rows need; raise if there is no memory for more"
         held = len(log.segments.known)
-        if held < log.look_at:
-            return
-        limit = self.place.limit()  # 0: the place says when it is full
-        room = (limit - self.nbytes) // log.segments.segment_bytes if limit else 32
-        if room < 1:
-            raise NoRoom(
-                'Frames',
-                'no memory for more frames',
-                f'{size_text(self.nbytes)} for {self._rows_added:_} rows, '
-                f'{self._frames_a_row():.1f} frames a row',
-                f'at most {size_text(limit)}',
-                'a smaller max_sz, or compress=',
-            )
-        log.look_at = held + max(1, min(16, room // 2))  # looking takes a while
-
-    def put(self, slots, rows):
-        "Rows go into slots"
-        envs = np.unique(rows['env_id'], return_inverse=True)[1].astype(np.int64)
-        n = int(envs.max(initial=-1)) + 1
-        with self._lock:
-            for a, b in runs(slots):
-                some = np.ascontiguousarray(rows[a:b])
-                refs = self._keep(some.ctypes.data, envs[a:b].copy(), n, n)
-                _put_rows(
-                    int(slots[a]), some.ctypes.data, b - a, self.dtype.itemsize, self._arrays, refs
+        if held >= log.look_at:
+            limit = self.place.limit()  # 0: the place says when it is full
+            if 0 < limit < self.nbytes:
+                raise NoRoom(
+                    'Frames',
+                    'no memory for more frames',
+                    f'{size_text(self.nbytes)} for {self._rows_added:_} rows, '
+                    f'{self.stats()["row_frames"]:.1f} frames a row',
+                    f'at most {size_text(limit)}',
+                    'a smaller max_sz, or compress=',
                 )
-                self._rows_added += b - a
-
-    def _of_logs(self):
-        "The logs, and which references are theirs"
-        return zip(self._logs, self._cols, self._cols[1:])
-
-    def request(self, slots):
-        self.place.request(self._rest, slots)
+            log.look_at = held + 16  # looking takes a while
+        oldest = self.place.oldest_whole() - self.place.base
+        if oldest >= self.place.counters[COMMITTED]:
+            return log.first
+        serials = serials_of(self._refs[oldest % self.n, log.columns], log.frames)
+        # rows after it share no frames that were too far back when it came
+        return min(int(serials.min()), int(serials.max()) + 1 - log.numbers.item(NEAR))
 
     def gather(self, slots, out, present=-1):
-        "Rows come back, as bytes"
+        "Copy rows out, as bytes"
         slots = slots.reshape(-1)
-        if self._outgrows:
-            self.request(slots)
-            self.place.request(self._refs, slots)
         addresses = np.empty((len(slots), len(self._places)), np.int64)
         alive = []
         with self._lock:
-            for log, a, b in self._of_logs():
-                alive.append(log.locate(self._refs[:, a:b], slots, addresses[:, a:b]))
+            for log in self._logs:
+                refs = self._refs[:, log.columns]
+                alive.append(log.locate(refs, slots, addresses[:, log.columns]))
             if self._outgrows:
                 request_places(addresses, self._places[:, 1].copy())
             _gather_rows(
@@ -234,99 +195,58 @@ class FrameRows(OpenStore):
                 present,
             )
 
-    def _frames_a_row(self):
-        return sum(log.frames - log.before for log in self._logs) / max(self._rows_added, 1)
-
     def stats(self) -> dict:  # numbers by name
-        "New frames for each row that came, and how many are there"
-        return dict(row_frames=self._frames_a_row(), frames=sum(map(len, self._logs)))
+        "Return how many new frames a row has"
+        new = sum(log.frames - log.before for log in self._logs)
+        return dict(row_frames=new / max(self._rows_added, 1))
 
     def state_dict(self, slots) -> dict:  # plain data and tensors
-        "What a checkpoint holds: the rows in these slots, and their frames"
+        "Return what a checkpoint holds: the rows in these slots, and all frames"
         with self._lock:
-            rest = self._rest[slots]
-            rest[:, _in_rest(padding(self.dtype), self._spans)] = 0
-            serials = np.empty((len(slots), len(self._places)), np.int64)
-            frames = []
-            for log, a, b in self._of_logs():
-                found = serials_of(self._refs[slots, a:b], log.frames)
-                first = int(found.min(initial=log.frames))
-                frames.append(log.state_dict(first))
-                bits = log.numbers.item(BITS)
-                serials[:, a:b] = found - (first >> bits << bits)
-        return dict(
-            rest=torch.from_numpy(rest),
-            frames=frames,
-            references=torch.from_numpy(serials.astype(np.int32)),
-        )
+            references = np.empty((len(slots), len(self._places)), np.int32)
+            for log in self._logs:
+                serials = serials_of(self._refs[slots, log.columns], log.frames)
+                references[:, log.columns] = serials - log.first
+            return dict(
+                rest=torch.from_numpy(self._rest[slots]),
+                frames=[log.state_dict() for log in self._logs],
+                references=torch.from_numpy(references),
+            )
 
     def load_state_dict(self, slots, state: dict):
-        "Rows that were saved go into these slots, which are all that there are"
-        if isinstance(state, dict) and 'rows' in state:
-            return super().load_state_dict(slots, state)
-        n = len(slots)
+        "Put rows that were saved into these slots, which are all that there are"
         form = dict(
-            rest=array(np.uint8, n, self._rest_size),
-            references=array(np.int32, n, len(self._places), low=0),
+            rest=array(np.uint8, len(slots), self._rest_size),
+            references=array(np.int32, len(slots), len(self._places), low=0),
             frames=listed(anything, len(self._logs)),
         )
         saved = checked('Frames', form, state)
-        self._check_rest(saved['rest'])
-        for log, leaf, frames in zip(self._logs, self._leaves, saved['frames']):
-            log.load_state_dict(frames, partial(_check_frames, leaf))
         refs = saved['references']
-        for log, a, b in self._of_logs():
-            if refs[:, a:b].max(initial=-1) >= log.frames:
+        for log, frames in zip(self._logs, saved['frames']):
+            log.load_state_dict(frames)
+            log.before = log.frames
+            if refs[:, log.columns].max(initial=-1) >= log.frames:
                 raise StateError('Frames', 'a saved reference to a frame that is not there')
         self._rest[slots] = saved['rest']
         self._refs[slots] = refs
-        self._rows_added = n
-        self._settled[: len(self._logs)] = self._numbers[:, END]
-        self.derive(slots)
-
-    def _check_rest(self, rest):
-        "Raise where rows can't be like this, whatever their frames"
-        search = NaNSearch(self.dtype)
-        step = max(1, 2**24 // self.dtype.itemsize)
-        for i in range(0, len(rest), step):
-            some = rest[i : i + step]
-            rows = np.zeros((len(some), self.dtype.itemsize), np.uint8)
-            for at, length, to in self._spans:
-                rows[:, at : at + length] = some[:, to : to + length]
-            check_saved_rows('Frames', rows.reshape(-1).view(self.dtype), search)
-
-    def derive(self, slots):
-        "The lowest references, from those of rows in these slots, oldest first"
-        new = slots <= slots[-1:]  # the others will be overwritten before them
-        for part in np.unique(slots // self._every):
-            here = slots // self._every == part
-            for i, (_, a, b) in enumerate(self._of_logs()):
-                end = int(self._settled[i])
-                self._lowest[part, 2 * i] = serials_of(self._refs[slots[here], a:b], end).min()
-                after = serials_of(self._refs[slots[here & new], a:b], end)
-                self._lowest[part, 2 * i + 1] = after.min(initial=_NONE)
+        rows = self.some_rows(slots, self.dtype.names)
+        check_saved_rows('Frames', rows, NaNSearch(rows.dtype))
 
     def reopen(self):
         "Go on where the files end"
-        end, oldest = self.place.span(self.n)
-        self._rows_added = end - oldest
         for log in self._logs:
             log.segments.reopen()
-            log.before = log.first
+            log.before = log.frames
 
     def follow(self):
         "See which frames have come and gone"
         with self._lock:
+            self._numbers[:] = self._lasting
             for log in self._logs:
                 log.segments.follow()
 
-    def close(self):
-        with self._lock:
-            for log in self._logs:
-                log.close()
-
     def some_columns(self, slots, names):
-        "The columns without frames among these, of the rows in these slots"
+        "Return the columns without frames among these, of the rows in these slots"
         found = {}
         for name in set(names) & set(self.dtype.names):
             kind, at = self.dtype.fields[name][:2]
@@ -339,42 +259,24 @@ class FrameRows(OpenStore):
 
 # %% ../../nbs/memory/frames.ipynb #1ce6b058
 @njit(nogil=True)
-def _put_rows(first, address, n, size, arrays, new_refs):
-    "Write rows without frames, and references to these, from slot `first` on; settle the frames"
-    spans, rest, refs, every, lowest, logs, cols, settled = arrays
-    max_sz = len(rest)
-    for i in range(n):
-        slot = (first + i) % max_sz
+def _add_rows(numbers, plan, address, n, stay, arrays, new_refs):
+    "Announce `n` rows, write the last `stay` with these references, settle frames, link all rows"
+    spans, rest, refs, logs = arrays
+    size = plan[SIZE]
+    counters = longs_at(numbers[COUNTERS], 2)
+    counters[RESERVED] = max(counters[RESERVED], counters[COMMITTED] + n)
+    for i in range(stay):
+        skipped = n - stay + i
+        slot = (numbers[INSERTED] + skipped) % len(rest)
         for k in range(len(spans)):
             memmove(
                 rest.ctypes.data + slot * rest.shape[1] + spans[k, 2],
-                address + i * size + spans[k, 0],
+                address + skipped * size + spans[k, 0],
                 spans[k, 1],
             )
         refs[slot] = new_refs[i]
-        part = slot // every
-        for l in range(len(logs)):
-            low = serial_of(new_refs[i, cols[l]], logs[l, NEXT])
-            for j in range(cols[l] + 1, cols[l + 1]):
-                low = min(low, serial_of(new_refs[i, j], logs[l, NEXT]))
-            # of all rows of this part; beside it, of the new ones
-            lowest[part, 2 * l] = min(lowest[part, 2 * l], low)
-            lowest[part, 2 * l + 1] = (
-                low if slot % every == 0 else min(lowest[part, 2 * l + 1], low)
-            )
-            if slot % every == every - 1 or slot == max_sz - 1:
-                lowest[part, 2 * l] = lowest[part, 2 * l + 1]
     for l in range(len(logs)):
-        logs[l, END] = settled[l] = logs[l, NEXT]
-
-
-@njit(nogil=True)
-def _add_rows(numbers, plan, address, n, stay, arrays, new_refs):
-    "Announce `n` rows in the counters, write the last `stay` as `_put_rows` does, link all of them"
-    skip = (n - stay) * plan[SIZE]
-    counters = longs_at(numbers[COUNTERS], 2)
-    counters[RESERVED] = max(counters[RESERVED], counters[COMMITTED] + n)
-    _put_rows(numbers[INSERTED] + n - stay, address + skip, stay, plan[SIZE], arrays, new_refs)
+        logs[l, END] = logs[l, NEXT]
     link_rows(numbers, plan, address, n)
 
 # %% ../../nbs/memory/frames.ipynb #62d3f48d
@@ -385,6 +287,7 @@ def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
     touched = np.uint8(0)
     for i in range(len(slots)):
         touched |= rest[max(slots[i], 0), 0]
+    n = len(places)
     for i in range(len(slots)):
         slot = slots[i]
         if slot < 0:
@@ -396,31 +299,11 @@ def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
                     rest.ctypes.data + slot * rest.shape[1] + spans[k, 2],
                     spans[k, 1],
                 )
-            j = 0
-            last = 0
-            while j < len(places):
-                start = addresses[i, j]
-                length = places[j, 1]
-                k = j + 1
-                while (
-                    k < len(places)
-                    and addresses[i, k] == start + length
-                    and places[k, 0] == places[j, 0] + length
-                ):
-                    length = length + places[k, 1]
-                    k = k + 1
-                last = max(last, start + length - 1)
-                following = (
-                    addresses[i, k]
-                    if k < len(places)
-                    else addresses[i + 1, 0]
-                    if i + 1 < len(slots)
-                    else 0
-                )
-                if following > last or k == len(places):
-                    prefetch(following, places[k % len(places), 1])
-                memmove(dst + places[j, 0], start, length)
-                j = k
+            for j in range(n):
+                following = i * n + j + 1
+                if following < addresses.size:
+                    prefetch(addresses.flat[following], places[following % n, 1])
+                memmove(dst + places[j, 0], addresses[i, j], places[j, 1])
         if present >= 0:
             bytes_at(dst, out.shape[1])[present] = slot >= 0
         dst += out.shape[1]
@@ -438,32 +321,24 @@ class DeviceFrames(DeviceStore, FrameRows):
 
     def assemble(self, slots, out, more):
         "Put rows from slots together, and `more`: where in a row a number goes → one for each row"
-        n = len(slots)
         rest = self._rest[slots]
         rest[slots < 0] = 0
-        columns = {at: rest[:, to : to + length] for at, length, to in self._spans.tolist()}
-        for at, numbers in more.items():
-            columns[at] = numbers.view(np.uint8).reshape(n, numbers.itemsize)
         with self._lock:
-            places = [
-                log.segments.locate(self._refs[:, a:b], slots) for log, a, b in self._of_logs()
-            ]
-            *places, given = sent(self.place.at, *places, np.concatenate([*columns.values()], 1))
-            to = 0
-            for at, column in columns.items():
-                length = column.shape[1]
-                out[:, at : at + length] = given[:, to : to + length]
-                to += length
-            for log, leaf, at in zip(self._logs, self._leaves, places):
+            places = [log.segments.locate(self._refs[:, log.columns], slots) for log in self._logs]
+            *there, rest = sent(self.place.at, *places, *more.values(), rest)
+            self.write(out, more, there[len(places) :])
+            for start, length, to in self._spans.tolist():
+                out[:, start : start + length] = rest[:, to : to + length]
+            for log, leaf, at in zip(self._logs, self._leaves, there):
                 kind = common_word(leaf.size, *leaf.places, out.shape[1])
                 size = leaf.size // kind.itemsize
                 frames = log.segments.there.view(kind).index_select(0, at.reshape(-1))
                 frames = frames.view(*at.shape, size)
-                for first, many in ((0, leaf.stack), (leaf.stack, leaf.of_next)):
-                    if many:
-                        start = leaf.places[first] // kind.itemsize
-                        target = out.view(kind)[:, start : start + many * size]
-                        target.unflatten(1, (many, size)).copy_(frames[:, first : first + many])
+                for first in range(0, len(leaf.places), leaf.stack):  # of state, and of next state
+                    start = leaf.places[first] // kind.itemsize
+                    target = out.view(kind)[:, start : start + leaf.stack * size]
+                    target = target.unflatten(1, (leaf.stack, size))
+                    target.copy_(frames[:, first : first + leaf.stack])
 
 # %% ../../nbs/memory/frames.ipynb #0ac10a04
 class Frames(Store):
@@ -471,33 +346,21 @@ class Frames(Store):
 
     least = 64  # bytes of a frame that is worth a reference
     raw_frames = 16  # of each environment
-    # frames of a segment, and of one that is a file
-    smallest_segment = 16
-    smallest_file = 256
+    smallest_segment = 32  # frames
 
     def __init__(
         self,
         stack: int = 1,  # frames along the first axis of an observation; 1: observations as wholes
-        compress: str = None,  # 'lz4' or 'zstd': packed by another thread; None: not at all
+        compress: str = None,  # 'lz4' or 'zstd': packs frames that are no longer new; None: not at all
         path=None,  # directory for rows and frames; None: main memory
         device=None,  # for rows and batches: 'cuda', or 'auto' (a GPU if any); None: no device
         *,
-        columns=None,  # parts that hold frames, such as 'state.camera'; None: the large ones
         mode: str = 'a',  # 'a': append or create; 'r': read-only, while another process may write
         spare: int = 0,  # rows kept beyond `max_sz`, so that a run can resume from its checkpoint
     ):
         self.lies(path, device, mode, spare)
         self.stack = whole('Frames', 'stack', stack, 1)
         self.compress = compress
-        self.parts = columns = (columns,) if isinstance(columns, str) else columns
-        named = isinstance(columns, (list, tuple)) and all(isinstance(c, str) for c in columns)
-        if columns is not None and not (named and 0 < len(columns) == len({*columns})):
-            raise ArgumentError(
-                'Frames',
-                'columns',
-                repr(columns)[:60],
-                "different names of parts of a row, such as 'state.camera'",
-            )
         codec(compress)  # or an error, now
         if compress and device is not None:
             raise ArgumentError(
@@ -509,69 +372,53 @@ class Frames(Store):
             )
 
     def __repr__(self):
-        more = [
-            f'{k}={v!r}' for k, v in dict(compress=self.compress, columns=self.parts).items() if v
-        ]
+        more = [f'compress={self.compress!r}'] if self.compress else []
         return f'Frames({", ".join([str(self.stack), *more, *self._place_text()])})'
 
     def settings(self):
-        return dict(
-            super().settings(),
-            stack=self.stack,
-            compress=self.compress,
-            columns=None if self.parts is None else [*self.parts],
-        )
+        return dict(super().settings(), stack=self.stack, compress=self.compress)
 
     def open(self, dtype, n, place):
         leaves = self._leaves_of(dtype)
-        numbers = np.zeros((len(leaves), N_NUMBERS), np.int64)
+        lasting = place.new('frames', (len(leaves), N_NUMBERS), np.int64, 0)
+        numbers = lasting if place.writes else lasting.copy()
         logs = [self._new_log(i, l, dtype, n, place, numbers[i]) for i, l in enumerate(leaves)]
         kind = FrameRows if place.device is None else DeviceFrames
-        needs = self.needs(dtype, n)
-        return kind(dtype, n, place, leaves, logs, numbers, needs)
+        return kind(dtype, n, place, leaves, logs, numbers, lasting, self.needs(dtype, n))
 
     def _leaves_of(self, dtype):
-        leaves = frame_leaves(dtype, self.stack, self.parts, self.least)
+        leaves = frame_leaves(dtype, self.stack, self.least)
+        if any(l.stack == self.stack for l in leaves):
+            return leaves
         shapes = '; '.join(
             f'{n}: {d.base}{list(d.shape)}'
             for n, d, _ in parts_of(dtype)
             if n.split('.')[0] == 'state'
         )
-        if all(l.stack != self.stack for l in leaves):
-            raise BlockError(
-                'Frames',
-                f'stack={self.stack}',
-                shapes,
-                f'frames of at least {self.least} bytes, {self.stack} along the first axis',
-                'stack=1 for whole observations, gym.wrappers.FrameStackObservation, or Rows()',
-            )
-        if self.folder is not None and len(leaves) > MOST_LOGS:
-            raise ArgumentError(
-                'Frames',
-                'a directory has no room for so many kinds of frames',
-                len(leaves),
-                f'at most {MOST_LOGS}',
-                'columns=',
-            )
-        return leaves
+        raise BlockError(
+            'Frames',
+            f'stack={self.stack}',
+            shapes,
+            f'frames of at least {self.least} bytes, {self.stack} along the first axis',
+            'stack=1 for whole observations, gym.wrappers.FrameStackObservation, or Rows()',
+        )
 
     def _new_log(self, i, leaf, dtype, n, place, numbers):
-        "Create a log with some hundred segments in a full memory, none of them larger than 16 MB"
+        "Create a log with some hundred segments in a full memory"
         packs = codec(self.compress)
-        smallest = self.smallest_file if place.lasts else self.smallest_segment
-        near = 2 * self.raw_frames if packs else n // 64
-        many, least = (1024, smallest) if packs else (512, 2 * smallest)
-        largest = max(2**24 // leaf.size, 1)
-        bits = min(max(n // many, least), 1024, largest).bit_length() - 1
+        bits = min(max(n // 512, self.smallest_segment), 1024).bit_length() - 1
+        if not place.meta:
+            numbers[[BITS, FRAME_SIZE]] = bits, leaf.size
         if place.lasts:
-            segments = FileSegments(i, leaf.size, bits, place, packs, numbers)
+            segments = FileSegments(f'frames-{i}', numbers, place, packs)
         elif place.device is not None:
-            segments = DeviceSegments(leaf.size, bits, place, n, numbers)
+            segments = DeviceSegments(numbers, place, n)
         else:
-            segments = Segments(leaf.size, bits, place, packs, n, numbers)
+            segments = Segments(numbers, place, packs, n)
         # n-step rows reach further back
         each = self.raw_frames * (2 if 'n' in dtype.names else 1)
-        return FrameLog(segments, leaf.places, leaf.of_next, near, each, max(n // 2, 64))
+        learn_from = min(1000, max(n // 2, 64), 2**23 // leaf.size + 1)
+        return FrameLog(segments, leaf.places, each, learn_from)
 
     def needs(self, dtype, n):
         "Return the bytes of a full memory with one new frame a row; packed frames don't count"
@@ -580,14 +427,3 @@ class Frames(Store):
         references = 4 * sum(len(l.places) for l in leaves)
         frames = 0 if self.compress else sum(l.size for l in leaves)
         return n * (rest + references + frames)
-
-# %% ../../nbs/memory/frames.ipynb #81cc95c9
-def _in_rest(places, spans):
-    "Where in the rest of a row these bytes of it are; frames have none of them"
-    return [p - at + to for p in places for at, length, to in spans if at <= p < at + length]
-
-# %% ../../nbs/memory/frames.ipynb #0ac10a0e
-def _check_frames(leaf, frames):
-    "Raise where there can be no such frames"
-    kind = np.dtype([(leaf.name, leaf.kind, leaf.size // leaf.kind.itemsize)])
-    check_saved_rows('Frames', frames.reshape(-1).view(kind), NaNSearch(kind))

@@ -50,7 +50,6 @@ def mapped(
 ) -> np.ndarray:
     "A file as an array"
     dtype = np.dtype(dtype)
-    shape = shape if isinstance(shape, tuple) else (shape,)
     n = int(np.prod(shape)) * dtype.itemsize
     if not n:
         return np.empty(shape, dtype)

@@ -191,9 +191,6 @@ class OpenStore:
     def follow(self):
         "See what the process has done that writes"
 
-    def derive(self, slots):
-        "Rebuild what is known of rows in these slots, oldest first, and is not by slot"
-
     def close(self):
         "Nothing more will be written"
 
@@ -245,8 +242,12 @@ class OpenStore:
     def episodes(self, slots) -> np.ndarray:  # structured: the columns that episodes have, and `n`
         "What the rows in these slots say of their episodes"
         self.request(slots)  # one by one, a page for each episode would take seconds
-        found = self.some_columns(slots, (*EPISODE, 'n'))
-        dtype = np.dtype([(n, a.dtype) for n, a in found.items()], align=True)  # for kernels
+        return self.some_rows(slots, (*EPISODE, 'n'))
+
+    def some_rows(self, slots, names) -> np.ndarray:  # structured
+        "Return these columns, as far as there are such, of the rows in these slots"
+        found = self.some_columns(slots, names)
+        dtype = np.dtype([(n, self.dtype[n]) for n in found], align=True)  # for kernels
         rows = np.empty(len(slots), dtype)
         for n, a in found.items():
             rows[n] = a
@@ -386,6 +387,12 @@ class DeviceStore(OpenStore):
     def assemble(self, slots, out, more):
         raise NotImplementedError
 
+    def write(self, out, more, numbers):
+        "Write numbers into rows on the device, where `more` says"
+        for at, x in zip(more, numbers):
+            length = x.element_size()
+            out[:, at : at + length] = x.view(torch.uint8).view(len(out), length)
+
     def empty(self, n, size):
         return torch.empty((n, size), dtype=torch.uint8, device=self.place.at)
 
@@ -434,9 +441,7 @@ class DeviceRows(DeviceStore):
         )
         if holes:
             out.masked_fill_((there < 0)[:, None], 0)
-        for at, x in zip(more, numbers):
-            length = x.element_size()
-            out[:, at : at + length] = x.view(torch.uint8).view(len(slots), length)
+        self.write(out, more, numbers)
 
 # %% ../../nbs/memory/rows.ipynb #5f1c9a02
 class Rows(Store):

@@ -70,7 +70,8 @@ def test_a_wrong_reference_to_a_frame_is_named(damaged, mode):
 
 def test_a_wrong_reference_to_a_frame_is_named_by_pages(damaged, capsys, tmp_path):
     assert main(['memory', str(damaged), '--html', str(tmp_path / 'page.html')]) == 2
-    assert f'{damaged} is damaged' in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert str(damaged) in said and 'is damaged' in said
     assert 'is damaged' in WatchedMemory(damaged).samples()[0]['lead']
 
 
