@@ -402,7 +402,7 @@ class Directory(Place):
         shape,  # a number or a tuple
         dtype,  # of its elements
         fill=None,  # what it holds at first; None: zeros
-        by: str = None,  # what the first axis counts: 'slot', or the owner's unit; None: nothing
+        by: str = None,  # what the first axis counts: 'slot'; None: nothing
         own=False,  # does a reader change it, for itself?
     ) -> np.ndarray:
         "Return an array in a file: the one that is there, or a new one"
@@ -412,8 +412,7 @@ class Directory(Place):
         is_new = not self.meta and not os.path.lexists(self.file(name))
         if is_new:
             allocate(self.file(name), nbytes, self.who)
-        if by in ('slot', None):
-            self.arrays[name] = nbytes // self.ring if by else 0
+        self.arrays[name] = nbytes // self.ring if by else 0
         array = self._mapped(name, shape, dtype, self.writes)
         if fill and is_new:
             array[...] = fill
@@ -529,7 +528,6 @@ class Directory(Place):
         self,
         ring: int,  # how many slots to make
         max_sz: int,  # how many rows count
-        derive,  # (place, keys) → makes what follows from the rows, in arrays that are not by slot
     ):
         "Make more slots: copy arrays into another folder, link other files, replace the old folder"
         end, shown = self.span(self.meta['max_sz'])
@@ -564,7 +562,6 @@ class Directory(Place):
                         if e.is_file(follow_symlinks=False):
                             _link(e.path, other / e.name)
             new.counters[[RESERVED, FLOOR, SHOWN]] = end, oldest, shown
-            derive(new, np.arange(oldest, end))
             new.flush()
             self._write_meta(dict(self.meta, ring=ring, max_sz=max_sz, data=new.folder.name))
         except BaseException:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RESERVED', 'COMMITTED', 'FLOOR', 'TOLD', 'AGE_SUM', 'AGE_MAX', 'FLUSHED', 'LIMIT', 'REWINDS', 'OF_STORE',
-           'N_COUNTERS', 'AGES', 'STORE_END', 'CHECK', 'SHOWN', 'aligned', 'in_parts', 'runs', 'Place', 'MainMemory']
+           'N_COUNTERS', 'AGES', 'CHECK', 'SHOWN', 'aligned', 'in_parts', 'runs', 'Place', 'MainMemory']
 
 # %% ../../nbs/memory/places.ipynb #125a957a
 import numpy as np
@@ -48,8 +48,6 @@ def runs(
 RESERVED, COMMITTED, FLOOR, TOLD, AGE_SUM, AGE_MAX, FLUSHED, LIMIT, REWINDS, OF_STORE = range(10)
 N_COUNTERS = 64
 AGES = slice(AGE_SUM, AGE_MAX + 1)
-# a store's are those from `OF_STORE` to the first of these
-STORE_END = 60
 CHECK = 61
 SHOWN = 63
 
@@ -192,7 +190,7 @@ class MainMemory(Place):
         shape,  # a number or a tuple
         dtype,  # of its elements
         fill=None,  # what it holds at first; None: anything
-        by: str = None,  # what the first axis counts: 'slot', or the owner's unit; None: nothing
+        by: str = None,  # what the first axis counts: 'slot'; None: nothing
         own=False,  # is it this process's own, even where other arrays last?
     ) -> np.ndarray:
         "Return a new array"

@@ -377,8 +377,9 @@ class Timeline:
         self._gave = True
         try:
             batch = store.batch(line, keys, weights, shapes.batch)
-        except StaleKey as e:
-            raise self._unread(keys, e) from None
+        except StateError:
+            self.were_there(keys)  # or it is damaged
+            raise
         self.were_there(keys)
         return batch
 
@@ -398,18 +399,10 @@ class Timeline:
     def _gather(self, store, keys, *args):
         try:
             store.gather(*args)
-        except StaleKey as e:
-            raise self._unread(keys, e) from None
+        except StateError:
+            self.were_there(keys)  # or it is damaged
+            raise
         self.were_there(keys)
-
-    def _unread(self, keys, e):
-        "The error if rows can't be read: they were overwritten, or what they refer to is damaged"
-        if not self.reads_only or not self.valid(keys).all():
-            return e
-        self.were_there(keys)
-        return StateError(
-            self.who, f'{self.place.path} is damaged', 'rows whose frames are missing'
-        )
 
     def windows(
         self,
@@ -765,11 +758,7 @@ class Timeline:
         elif ring > place.ring:
             self.store.open(dtype, place.ring, place)  # so that the place knows all arrays
             Links(dtype, place.ring, place, self.who)
-            place.grow(
-                ring,
-                self.max_sz,
-                lambda new, keys: self.store.open(dtype, ring, new).derive(keys % ring),
-            )
+            place.grow(ring, self.max_sz)
         elif self.max_sz > was:
             # rows that had ceased to count don't come back
             place.counters[SHOWN] = place.span(was)[1]
