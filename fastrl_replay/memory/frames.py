@@ -351,7 +351,7 @@ class Frames(Store):
     def __init__(
         self,
         stack: int = 1,  # frames along the first axis of an observation; 1: observations as wholes
-        compress: str = None,  # 'lz4' or 'zstd': packs frames that are no longer new; None: not at all
+        compress: str = None,  # 'lz4' or 'zstd': packs frames that aren't new; None: not at all
         path=None,  # directory for rows and frames; None: main memory
         device=None,  # for rows and batches: 'cuda', or 'auto' (a GPU if any); None: no device
         *,
