@@ -212,7 +212,6 @@ class Segments:
 class FrameLog:
     "Frames of one size by serial number, equal ones once; the oldest go when no row needs them"
 
-    columns = slice(None)  # which references of a row are its own
     before = 0  # how many frames had been kept when it was opened
     look_at = 0  # with how many segments its owner looks for room again
     frames = property(lambda self: self.numbers.item(END), doc='How many it has kept so far')

@@ -80,7 +80,7 @@ def spans_between(
     for place, length in sorted((p, l.size) for l in leaves for p in l.places) + [(size, 0)]:
         if place > at:
             spans.append((at, place - at, to))
-        to = to + max(place - at, 0)
+            to += place - at
         at = place + length
     return np.array(spans, np.int64)
 
@@ -166,8 +166,8 @@ class FrameRows(OpenStore):
                     'a smaller max_sz, or compress=',
                 )
             log.look_at = held + 16  # looking takes a while
-        oldest = self.place.oldest_whole() - self.place.base
-        if oldest >= self.place.counters[COMMITTED]:
+        oldest = self.place.oldest_whole()
+        if oldest - self.place.base >= self.place.counters[COMMITTED]:
             return log.first
         serials = serials_of(self._refs[oldest % self.n, log.columns], log.frames)
         # rows after it share no frames that were too far back when it came
@@ -351,7 +351,7 @@ class Frames(Store):
     def __init__(
         self,
         stack: int = 1,  # frames along the first axis of an observation; 1: observations as wholes
-        compress: str = None,  # 'lz4' or 'zstd': packs frames that are no longer new; None: not at all
+        compress: str = None,  # 'lz4' or 'zstd': packs frames that aren't new; None: not at all
         path=None,  # directory for rows and frames; None: main memory
         device=None,  # for rows and batches: 'cuda', or 'auto' (a GPU if any); None: no device
         *,
