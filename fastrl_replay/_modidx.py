@@ -3395,6 +3395,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'fastrl_replay/replay/hindsight.py'),
                                                 'fastrl_replay.replay.hindsight._found': ( 'replay/hindsight.html#_found',
                                                                                            'fastrl_replay/replay/hindsight.py'),
+                                                'fastrl_replay.replay.hindsight._refuse_merged': ( 'replay/hindsight.html#_refuse_merged',
+                                                                                                   'fastrl_replay/replay/hindsight.py'),
                                                 'fastrl_replay.replay.hindsight._set_goals': ( 'replay/hindsight.html#_set_goals',
                                                                                                'fastrl_replay/replay/hindsight.py'),
                                                 'fastrl_replay.replay.hindsight.choose_goals': ( 'replay/hindsight.html#choose_goals',

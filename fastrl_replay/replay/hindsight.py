@@ -23,6 +23,7 @@ from ..memory.links import BACK, INSERTED, LINK, OLDEST, SLOTS
 from ..memory.rows import ArrayRows, Store
 from ..memory.draws import random_bits, random_seed
 from ..memory.samplers import Sampler, Uniform
+from ..stages.nstep import NStep
 from ..pipe import stage, upstream
 from .replay import PARTS, Replay, scheduled
 from .views import Transitions
@@ -193,6 +194,21 @@ def stepped_env(
     )
 
 # %% ../../nbs/replay/hindsight.ipynb #03258a9f
+def _refuse_merged(who, pipe):
+    "Raise where the rows of this pipe are of several steps"
+    # some of torch's have several sources
+    while pipe is not None and not hasattr(pipe, 'datapipes'):
+        if isinstance(pipe, NStep):
+            raise ArgumentError(
+                who,
+                '.n_step above it',
+                'sums of rewards',
+                'rewards of single steps, which another goal can change',
+                'leave .n_step out',
+            )
+        pipe = upstream(pipe)
+
+
 def rewards_of(who, f, achieved, desired) -> np.ndarray:  # [n]
     "The rewards of outcomes under goals"
     x = np.asarray(f(achieved, desired, {}))
@@ -506,6 +522,7 @@ class HindsightReplay(Replay):
             stepped_env(who, None)
         if beta is not None:
             scheduled(who, 'beta', beta)
+        _refuse_merged(who, source)
         super().__init__(
             source,
             bs,
