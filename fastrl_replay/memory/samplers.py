@@ -67,13 +67,16 @@ class Sampler(Draws):
         "Take note of new rows; older rows in the same slots are gone"
         if self.first == self.end:
             self.first = int(keys[0])
-        self.end = int(keys[-1]) + 1
-        self.forget(self.end - self.capacity)
+        self.end = keys.item(-1) + 1
+        if self.end - self.first > self.capacity:
+            self.forget(self.end - self.capacity)
 
     def forget(self, oldest: int):
         "Take note that rows with keys before this one are gone"
-        self.first = max(self.first, oldest)
-        self.end = max(self.end, self.first)
+        if self.first < oldest:
+            self.first = oldest
+        if self.end < self.first:
+            self.end = self.first
 
     def update(
         self,

@@ -28,7 +28,6 @@ from fastrl_replay.steps.errors import (
 from ..steps.locks import DrawOrderLock, renew_in_child
 from ..steps.states import anything, checked, integer, listed
 from ..memory.directory import shard_path
-from ..memory.places import in_parts
 from ..memory.samplers import Sampler, Uniform, drawn, importance_weights, left_out
 from ..memory.timeline import Timeline
 from ..pipe import Pipe, upstream
@@ -364,8 +363,10 @@ class Replay(Pipe):
         if self.view.follows:
             self._follow(end)
             return len(self.view)
-        if self._opened:
+        if self._opened and (self._told != end or self.sampler.first < oldest):
             self._tell_sampler(end, oldest)
+            if self.memory.place.lasts:
+                self._note_told()
         return end - oldest
 
     def _follow(self, end):
@@ -376,25 +377,32 @@ class Replay(Pipe):
             view.follow(*block)
         self._unfollowed = None
         view.refollow(end)  # where another process adds rows
-        self._tell_sampler(end, self.memory.oldest)
+        if self._tell_sampler(end, self.memory.oldest) or block is not None:
+            self._note_told()
 
-    def _tell_sampler(self, end, oldest):
+    def _tell_sampler(self, end, oldest) -> bool:  # False: there is nothing to tell
         "Tell the sampler which rows came and left since the last time, and which can be drawn"
         sampler = self.sampler
         view = self.view
         drawable = view.completed(oldest) if view.follows else None
-        if drawable is None and self._told == end and sampler.first >= oldest:
-            return
-        names = sampler.columns if self._initial is None else (*sampler.columns, self._initial)
-        for keys in in_parts(max(self._told, oldest), end, 2**20):
+        if view.follows and drawable is None:
+            return False
+        names = sampler.columns
+        if self._initial is not None:
+            names = *names, self._initial
+        first = max(self._told, oldest)
+        while first < end:
+            keys = np.arange(first, min(end, first + 2**20))
+            first += len(keys)
             columns = {}
             if names:
                 line, store, _ = self.memory.parts
                 columns = store.some_columns(keys % line.ring, names)
             sampler.added(keys, columns)
-            td = columns.get(self._initial)
-            if not view.follows:
-                sampler.update(keys, td if td is None else td.astype(np.float64))
+            if self._initial is not None:
+                sampler.update(keys, columns[self._initial].astype(np.float64))
+            elif not view.follows:
+                sampler.update(keys)
         if sampler.first < oldest:
             sampler.forget(oldest)
         if drawable is not None:
@@ -402,7 +410,7 @@ class Replay(Pipe):
                 sampler.update(drawable)
             view.told()
         self._told = end
-        self._note_told()
+        return True
 
     def _note_told(self):
         "Note in a directory that priorities, and what the view keeps, are those of these rows"
@@ -429,6 +437,7 @@ class Replay(Pipe):
             if until == told:
                 sampler.attach(memory.place, True)
         self._opened = True
+        self._note_told()
 
     def _look(self):
         "See what lies in the memory's place"
