@@ -66,7 +66,7 @@ internals = {
     'Environments': 'envs/*',
     'Transforms': 'stages/*',
     'Memory': 'memory/*',
-    'Replay': 'replay/views replay/replay replay/sequence_view replay/mixture',
+    'Replay': 'replay/views replay/own_steps replay/replay replay/sequence_view replay/mixture',
     'Learning': 'learning/*',
     'Data': 'data/*',
     'Many processes': 'parallel/*',
