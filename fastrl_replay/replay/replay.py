@@ -618,7 +618,10 @@ class Replay(Pipe):
         keys,  # of what was drawn: the batch's `index`
         td,  # what was learned of each: TD errors, a tensor or an array
     ):
-        "Give TD errors to the sampler; those of overwritten rows are dropped and counted"
+        """Give TD errors to the sampler; those of overwritten rows are dropped and counted
+
+        In a process that only reads a directory, they stay in this process.
+        """
         with self.lock:
             self._catch_up()
             keys, td, stale = self.view.feedback(keys, td)
