@@ -40,13 +40,13 @@ def _place_of(serial, numbers, table):
 
 @njit(inline=True)
 def _entry(which, recent):
-    "Return where the frame is in `recent` after which so many came"
+    "Return the index in `recent` of the frame that was followed by this number of new frames"
     return (recent[_COUNT] - 1 - which) & (_RECENT - 1)
 
 
 @njit
 def _is_at(source, serial, numbers, table):
-    "Return whether the bytes at an address are those of this frame, which may be shared"
+    "Return whether the bytes at an address equal this frame, and it may be shared"
     if serial < numbers[NEXT] - numbers[NEAR] or serial >= numbers[NEXT]:
         return False
     known = _place_of(serial, numbers, table)
@@ -107,7 +107,7 @@ def serials_of(
     return following - (np.uint32(following & 0xFFFFFFFF) - refs).astype(np.int64)
 
 # %% ../../nbs/memory/frame_log.ipynb #e68d15ce
-_MOST = 2**20  # segments, and so many entries has the table; it takes memory as it is used
+_MOST = 2**20  # segments, and entries of the table, which takes memory as it is used
 
 
 class Segments:

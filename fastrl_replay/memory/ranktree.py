@@ -13,7 +13,7 @@ from .sumtree import indices, levels, priorities
 
 # %% ../../nbs/memory/ranktree.ipynb #2c38ac19
 SHELF = 64  # places on a shelf
-FILL = 48  # so many are taken when all shelves are filled anew
+FILL = 48  # books per shelf when all shelves are refilled
 
 
 def _shelves(capacity) -> tuple:  # the arrays, in the order in which the kernels take them
@@ -32,7 +32,7 @@ def _shelves(capacity) -> tuple:  # the arrays, in the order in which the kernel
     # the shelf in each slot (-1: none), and the slot of each shelf
     slots = np.where(first, 0, -1).astype(np.int32)
     slot_of = np.zeros(n, np.int32)
-    used = np.ones(1, np.int64)  # the first so many shelves are in use
+    used = np.ones(1, np.int64)  # how many shelves are in use, from the first one
     # how many stand in each slot; in each 16, 256, …
     counts = np.zeros(starts[-1], np.int32)
     # the shelf of each index (-1: none), and its priority
@@ -162,7 +162,7 @@ def _arrange(tree, first, end, kept, p):
 # %% ../../nbs/memory/ranktree.ipynb #607cc74e
 @njit
 def _refill(tree):
-    "Fill shelves anew, in order, when all are in use: most of them are thin then"
+    "Refill the shelves in order when all are in use: most of them are thin then"
     prio, who, labels, label_who, slots, _, used, counts, _, where, leaves = tree
     order = np.empty(counts[-1], np.int32)
     n = 0

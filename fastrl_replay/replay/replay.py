@@ -413,7 +413,7 @@ class Replay(Pipe):
         return True
 
     def _note_told(self):
-        "Note in a directory that priorities, and what the view keeps, are those of these rows"
+        "Note in a directory up to which row priorities and the view's data are written"
         place = self.memory.place
         if self.view.follows:
             self.view.note()

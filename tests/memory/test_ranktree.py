@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from fastrl_replay.memory.ranktree import RankTree
 from strategies import cases
 
-# odd ones, and those around multiples of what a shelf holds (64, or 48 after all are filled anew),
+# odd ones, and those around multiples of what a shelf holds (64, or 48 after a refill),
 # of a bay (16), of indices for a shelf (21)
 SIZES = [1, 2, 3, 15, 16, 17, 21, 42, 47, 48, 49, 63, 64, 65, 84, 128, 129, 336, 999, 1344, 5000]
 capacities = st.sampled_from(SIZES) | st.integers(1, 5000)
@@ -109,7 +109,7 @@ def test_story_of_updates_and_removals(capacity, story):
 def test_story_of_shelves_that_run_out(capacity):
     """One thing stays of each shelf, and all that are gone come to one place.
 
-    No shelf is given back, so after some turns all are in use, and are filled anew."""
+    No shelf is given back, so after some turns all are in use and are refilled."""
     rng, s = np.random.default_rng(1), Sorted(capacity)
     s.update(range(capacity), np.arange(capacity) * -1.0)
     for turn in range(30):

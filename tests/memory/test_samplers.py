@@ -31,7 +31,7 @@ def sampler(n, seed=0, first=0, replacement=False):
     "A sampler that holds keys first, …, first+n-1"
     s = Uniform(seed, replacement)
     if n:
-        s.added(np.array([first, first + n - 1]))  # those between would fill 16 GB
+        s.added(np.array([first, first + n - 1]))  # all keys would fill 16 GB
     return s
 
 

@@ -725,14 +725,14 @@ def test_states_on_disk_when_environments_come_and_go(tmp_path):
     states_drawn(with_states(tmp_path / 'm', 2, 0, 8))
 
 
-@pytest.mark.parametrize('anew', [False, True])
-def test_states_on_disk_after_going_back(tmp_path, anew):
+@pytest.mark.parametrize('reopened', [False, True])
+def test_states_on_disk_after_going_back(tmp_path, reopened):
     "The same rows have them; those that were dropped leave none to rows with the same numbers"
     replay = with_states(tmp_path / 'm', 4, 1, 80)
     add_states(replay, *range(1, 31))
     state = through_file(replay.state_dict())
     add_states(replay, *range(31, 61))
-    if anew:
+    if reopened:
         replay.close()
         replay = with_states(tmp_path / 'm', 4, 1, 80)
     replay.load_state_dict(state)
