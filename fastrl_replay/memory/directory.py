@@ -493,8 +493,10 @@ class Directory(Place):
         "Drop what was written for rows that are gone, whose numbers others will have"
         for name, size in self.meta['records'].items():
             if os.path.lexists(self.file(name)):
-                records = self._mapped(name, (self.ring, size), np.uint8, self.writes)
-                records[np.arange(max(first, end - self.ring), end) % self.ring] = 0
+                tags = self._mapped(name, (self.ring, size), np.uint8)[:, size - 8 :]
+                slots = np.arange(max(first, end - self.ring), end) % self.ring
+                slots = slots[tags[slots].any(1)]
+                self.write_records(name, slots, np.zeros((len(slots), size), np.uint8))
 
     # ---- reserve and commit ----
 
