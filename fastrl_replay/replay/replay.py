@@ -478,15 +478,18 @@ class Replay(Pipe):
 
     def _count_rows(self, n):
         "Count those of `n` new rows that are beyond the warm-up, or all in a frozen memory"
-        beyond = n if self.freeze_memory else max(0, self.memory.added - (self.warmup or 0))
-        self.counted += min(n, beyond)
+        if self.warmup and not self.freeze_memory:
+            n = min(n, max(0, self.memory.added - self.warmup))
+        self.counted += n
 
     def _count_batch(self):
         self._n_yielded += 1
 
     def _ready(self) -> bool:
         "Return whether a batch can be drawn; ranks must agree if that depends on episodes"
-        here = len(self) >= self.needed(self.bs) and self.memory.added >= (self.warmup or 0)
+        here = len(self) >= self.needed(self.bs)
+        if self.warmup and self.memory.added < self.warmup:
+            here = False
         return here if self.ranks is None or not self.view.follows else self.ranks.all(here)
 
     def _batch_due(self) -> bool:
