@@ -167,13 +167,9 @@ class Offline(Journal):
         self.fill()
         for batch in self.source:
             self.steps += 1
-            if self.watch:
-                self.watch(1)
             yield batch
             if self.over:
                 return
-            if self.between:
-                self.between()
 
     def fill(self) -> int:  # how many rows there are
         "Let the memory have the recorded rows"

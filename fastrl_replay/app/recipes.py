@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CLIPS', 'MISFITS', 'INF', 'RANGES', 'make_env', 'step_env', 'memory_path', 'memory_dirs', 'spare_rows', 'of_rank',
-           'Agent', 'chosen_device', 'with_actors', 'check_saved', 'play_episodes', 'made_columns']
+           'Watched', 'Agent', 'chosen_device', 'with_actors', 'check_saved', 'play_episodes', 'made_columns']
 
 # %% ../../nbs/app/recipes.ipynb #8d9d888e
 import shlex
@@ -36,7 +36,7 @@ from fastrl_replay.parallel.engines import (
 )
 from ..parallel.ranks import Alone, RankError, RankWeights, Rounds
 from ..parallel.stage import Parallel, as_engine
-from ..pipe import WorkerInfo
+from ..pipe import Pipe, WorkerInfo
 from ..replay.replay import as_fraction
 from ..steps.states import anything, array, checked
 from .recipe_settings import coerce_setting, resolved
@@ -182,6 +182,29 @@ MISFITS = (  # errors of what is built from settings, or from a file
 )
 
 
+class Watched(Pipe):
+    "Tells a run of the steps that its journal counts"
+
+    takes_any_item = True
+
+    def __init__(self, journal, run):  # run: None if nobody watches
+        super().__init__(journal)
+        self.run = run
+        self._given = dict(run=None)  # for the repr
+
+    def __iter__(self):
+        journal = self.source
+        seen = journal.steps
+        for item in journal:
+            if self.run is not None:
+                self.run.came(journal.steps - seen)
+            seen = journal.steps
+            yield item
+            # all stages below are done with it
+            if self.run is not None and not journal.over:
+                self.run.between()
+
+
 class Agent:
     "A pipeline that learns, built from settings; iterate over `pipe` to train"
 
@@ -190,8 +213,10 @@ class Agent:
         settings: dict,  # of a recipe
         ranks=None,  # as `Ranks`, if several learn together; None: it talks to no other
         spaces=None,  # of observations and actions, that the environment must have; None: any
+        run=None,  # is told of steps: `came(rows)`, `between()` and `stop`
     ):
         self.settings, self.ranks = settings, ranks or Alone(settings.get('ranks', 1))
+        self.run = run
         try:
             _check(settings)
             if 'device' in settings:
@@ -253,6 +278,8 @@ class Agent:
         self.actors = with_actors(self.stepper, s)
         self.journal = Journal(self.actors, *() if several else limits)
         steps = self.journal
+        if not several and not s.get('shards'):
+            steps = Watched(self.journal, self.run)
         if s.get('normalise_rewards'):
             self.rewards = RewardNorm(s['gamma'])
         layers = self.model.modules() if s.get('normalise_states') else ()
@@ -270,6 +297,7 @@ class Agent:
                 rows=max(s['train_every'], s['envs']),
                 max_steps=self.settings['steps'],
                 max_episodes=self.settings.get('episodes', INF),
+                run=self.run,
             )
         batches = self.builder.batches(steps, self.model, part)
         replay = batches if hasattr(batches, 'memory') else None
@@ -287,7 +315,7 @@ class Agent:
             raise SettingsError('recipe', "setting 'shards'", s['shards'], '0 if nothing is kept')
         self.shards = _spread(replay, s['shards'], s)
         self.journal = Collected(self.shards, *limits)
-        return self.journal
+        return Watched(self.journal, self.run)
 
     def _offline(self, s):
         "From recorded rows to batches; n-step rows are made when they are read"
@@ -297,7 +325,7 @@ class Agent:
         self.journal = Offline(
             self.memory, recorded(s), s['steps'], self.spaces, s['n_step'], s['gamma'], last
         )
-        return self.journal
+        return Watched(self.journal, self.run)
 
     def counts(self) -> dict:  # plain data
         "Return how full the memory is, how old drawn rows were (if any), and what each shard did"

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from time import perf_counter, sleep
+from weakref import proxy
 import gymnasium as gym, numpy as np, torch
 from .. import __version__
 from ..pipe import as_worker
@@ -145,7 +146,7 @@ class Run:
         self.name = name
         self.settings = settings
         self.title = run_title(name, settings)
-        self.agent = Agent(settings, ranks, spaces)
+        self.agent = Agent(settings, ranks, spaces, run=proxy(self))
         # `leads`: does this one write what happens?
         self.ranks, self.leads = self.agent.ranks, self.agent.ranks.leads
         self.show = Silent()  # a display, while it trains
@@ -179,9 +180,6 @@ class Run:
         agent = self.agent
         self.show = show or Silent()
         torch.set_num_threads(self.settings['threads'])
-        agent.journal.watch, agent.journal.between = self._came, self._between
-        if self.ranks.size > 1:
-            agent.journal.ask = lambda: self.stop
         self.began = perf_counter() - self.wall
         self.mark = perf_counter()
         with self._held or (lock_dir(self.out) if self.leads else ExitStack()):
@@ -206,12 +204,12 @@ class Run:
         self.spent[part] = self.spent.get(part, 0.0) + now - self.mark
         self.mark = now
 
-    def _came(self, rows):
+    def came(self, rows):
         "A block has come; the stages below continue with it"
         self.show.tick(rows)
         self._spend('steps')
 
-    def _between(self):
+    def between(self):
         "Do what is due when all that the last steps set off has been done"
         self._spend('memory and learner')
         steps = self.agent.journal.steps

@@ -386,17 +386,8 @@ class Worker:
         # rows on disk, and all that were ever added there, as a worker that failed had them
         self.kept = None
 
-    def stopped(self) -> bool:
-        return False  # is it known that it computes nothing? It is named earlier
-
     def doing(self) -> str:
         return 'it may be busy'  # for that warning: what is known of it
-
-    def wait(self):
-        "Until there is an answer, or the end; nothing is lost where this is interrupted"
-        silence = Silence()
-        while not self.ready(1):
-            silence.goes_on([self])
 
 # %% ../../nbs/parallel/engines.ipynb #a3b1c6d3
 class Silence:
@@ -417,11 +408,7 @@ class Silence:
             for seconds, next in [self.waits.get(w, (0.0, 0.0))]
         }
         for w, (seconds, next) in self.waits.items():
-            if (
-                seconds < max(next, min(w.patience, 20.0))
-                or seconds < w.patience
-                and not w.stopped()
-            ):
+            if seconds < max(next, w.patience):
                 continue
             self.waits[w] = seconds, 2 * seconds
             warnings.warn(

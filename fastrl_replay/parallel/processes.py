@@ -6,10 +6,9 @@
 __all__ = ['Processes']
 
 # %% ../../nbs/parallel/processes.ipynb #f2932197
-import ctypes, faulthandler, os, pickle, select, signal, struct, sys, threading, weakref
+import ctypes, faulthandler, os, pickle, signal, struct, sys, threading, weakref
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, resource_tracker
-from pathlib import Path
 from time import monotonic
 import torch
 from torch import multiprocessing as mp
@@ -53,28 +52,28 @@ def _leave_with(sentinel, parent):
     os._exit(1)
 
 
-def _answer_all(conn, served):
+def _answer_all(requests, answers, served):
     "Answer requests until the other side is gone"
     while True:
         try:
-            words = conn.recv()
+            words = requests.recv()
         except (EOFError, OSError):
             words = ['end']
         if words[0] == 'end':
             return served.close()
-        # conn.send would open a file for each tensor
+        # `send` would open a file for each tensor
         with suppress(OSError):
-            conn.send_bytes(served.answer(*words))
+            answers.send_bytes(served.answer(*words))
 
 
-def _work(conn, info, seed, data, shared, copy, chunk, ends=False):
+def _work(requests, answers, info, seed, data, shared, copy, chunk, ends=False):
     "What a worker process does"
     # PR_SET_PDEATHSIG
     if ends and sys.platform == 'linux':
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     for end in list(_ends):
         end.close()
-    _ends.add(conn)
+    _ends.update([requests, answers])
     # it may have workers, which leave when it does
     mp.current_process()._config['daemon'] = False
     threading.Thread(
@@ -95,67 +94,7 @@ def _work(conn, info, seed, data, shared, copy, chunk, ends=False):
         return chain, lambda i: shared.refresh(weights, seen, i)
 
     with as_worker(info):
-        _answer_all(conn, Served(build, chunk))
-
-# %% ../../nbs/parallel/processes.ipynb #b4c2d7e1
-class _Inbox:
-    "Takes answers out of a pipe, as far as they have come; one counts when it is whole"
-
-    def __init__(self, conn):
-        # has the other side closed it?
-        self.conn = conn
-        self.over = False
-        self._begin(4, head=True)
-        if os.name == 'posix':
-            os.set_blocking(conn.fileno(), False)
-
-    def _begin(self, n, head):
-        self.data = bytearray(n)
-        self.got = 0
-        self.head = head
-
-    def __len__(self):
-        return 0 if self.head else self.got  # bytes of an answer that have come
-
-    def fill(self) -> bool:  # is there a whole answer?
-        try:
-            if os.name != 'posix':
-                return self._take_whole()
-            while self.head or self.got < len(self.data):
-                n = os.readv(self.conn.fileno(), [memoryview(self.data)[self.got :]])
-                self.got = self.got + n
-                self.over = not n
-                if self.over:
-                    return False
-                if self.head and self.got == len(self.data):
-                    self._read_head()
-        except BlockingIOError:
-            return False
-        except (OSError, EOFError):
-            self.over = True
-            return False
-        return True
-
-    def take(self):  # as `conn.recv_bytes` gives it
-        data = self.data
-        self._begin(4, head=True)
-        return data
-
-    def _read_head(self):
-        "As `conn.send_bytes` writes it: how many bytes come, in 4 bytes, or -1 and then in 8"
-        n = int.from_bytes(self.data[:4], 'big', signed=True)
-        if n == -1 and len(self.data) == 4:
-            self.data += bytes(8)
-        else:
-            self._begin(n if n >= 0 else int.from_bytes(self.data[4:], 'big'), head=False)
-
-    def _take_whole(self):
-        "Where pipes keep messages apart"
-        if self.head and self.conn.poll():
-            self.data = self.conn.recv_bytes()
-            self.head = False
-            self.got = len(self.data)
-        return not self.head
+        _answer_all(requests, answers, Served(build, chunk))
 
 # %% ../../nbs/parallel/processes.ipynb #98c4c89e
 @contextmanager
@@ -185,30 +124,34 @@ class _Worker(Worker):
 
     def __init__(self, context, patience, info, *args):
         super().__init__(info)
-        self.conn, theirs = context.Pipe()
-        # outbox: not sent yet
-        self.patience, self.inbox, self.outbox = patience, _Inbox(self.conn), bytearray()
-        _ends.add(self.conn)
+        self.patience = patience
+        self.requests, requests = context.Pipe()
+        self.answers, answers = context.Pipe()
+        self.outbox = bytearray()  # not sent yet
+        _ends.update([self.requests, self.answers])
         # the end of another thread would end it
         main = threading.current_thread() is threading.main_thread()
         self.process = context.Process(
             target=_work,
-            args=(theirs, info, *args),
+            args=(requests, answers, info, *args),
             kwargs=dict(ends=main),
             daemon=True,
             name=f'worker {info.rank} of {info.world_size}',
         )
         with _without_ctrl_c():
             self.process.start()
-        theirs.close()
+        requests.close()
+        answers.close()
+        if os.name == 'posix':
+            os.set_blocking(self.requests.fileno(), False)
 
     def request(self, *words):
         try:
             if os.name != 'posix':
-                return self.conn.send(words)
+                return self.requests.send(words)
             data = pickle.dumps(words)
             n = len(data)
-            # as `conn.recv` reads it
+            # as `recv` reads it
             self.outbox += struct.pack('!i', n) if n < 2**31 else struct.pack('!iQ', -1, n)
             self.outbox += data
             self.push()
@@ -217,49 +160,23 @@ class _Worker(Worker):
 
     def push(self):
         "Send what the pipe takes now, and take that out of `outbox`"
-        try:
-            while self.outbox:
-                del self.outbox[: os.write(self.conn.fileno(), self.outbox)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.outbox.clear()
-
-    def ready(self, seconds=0) -> bool:
-        "Is there a whole answer, or the end? Waits so long for one of them"
-        limit = monotonic() + seconds
-        while not (self._exchange() or self.inbox.over or not self.process.is_alive()):
-            if (left := limit - monotonic()) <= 0:
-                return False
-            self._wait_for_more(left)
-        return True
-
-    def _exchange(self):
-        "Send and take what goes now; is there a whole answer?"
         with interrupts_wait():
             try:
-                self.push()
-                return self.inbox.fill()
-            except BaseException:
-                self.process.kill()
-                raise  # a second Ctrl-C, or no memory: a part may be lost
-
-    def _wait_for_more(self, seconds):
-        "Until there is something to read, the pipe takes more, or it ends"
-        if os.name != 'posix':
-            connection.wait([self.conn, self.process.sentinel], seconds)
-            return
-        poll = select.poll()
-        poll.register(self.conn.fileno(), select.POLLIN | (select.POLLOUT if self.outbox else 0))
-        poll.register(self.process.sentinel, select.POLLIN)
-        poll.poll(seconds * 1000)
+                while self.outbox:
+                    del self.outbox[: os.write(self.requests.fileno(), self.outbox)]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self.outbox.clear()
 
     def receive(self) -> tuple:  # the request (None: it ended), the answer, what went wrong, facts
-        "What `wait` has waited for"
-        if not self.inbox.fill():
-            return None, None, self._ended(), None
+        "The answer of a worker that has one, or has ended"
         try:
-            return pickle.loads(self.inbox.take())
+            if not self.answers.poll():
+                raise EOFError
+            return pickle.loads(self.answers.recv_bytes())
+        except (EOFError, OSError):
+            return None, None, self._ended(), None
         except Exception as e:
             self.process.kill()
             return None, None, format_error(e), None
@@ -269,37 +186,22 @@ class _Worker(Worker):
 
     def succeed(self, new):
         "Go on with another process instead of this one"
-        self.conn.close()
+        self.close()
         self.process.kill()
         self.process.join()
-        for k in 'info', 'conn', 'process', 'outbox', 'inbox':
+        for k in 'info', 'requests', 'answers', 'process', 'outbox':
             setattr(self, k, getattr(new, k))
 
     def alive(self):
         return self.process.is_alive()
 
-    def stopped(self):  # by a signal, such as SIGSTOP, where the system says so
-        try:
-            return Path(f'/proc/{self.process.pid}/stat').read_text().rpartition(') ')[2][:1] in (
-                'T',
-                't',
-            )
-        except OSError:
-            return False
+    def close(self):
+        "Close its pipes"
+        self.requests.close()
+        self.answers.close()
 
     def doing(self):
-        pid = self.process.pid
-        how = (
-            f'is stopped: `kill -CONT {pid}` lets it go on'
-            if self.stopped()
-            else 'is busy, or its machine is'
-        )
-        some = (
-            ''
-            if self.inbox.head
-            else f'; {len(self.inbox):_} of {len(self.inbox.data):_} bytes of its answer have come'
-        )
-        return f'process {pid} {how}{some}'
+        return f'process {self.process.pid}'
 
     def _ended(self):
         if not _join(self.process, 5):
@@ -332,7 +234,7 @@ def _end(workers, owner):
     try:
         for w in workers:
             w.request('end')
-            w.conn.close()
+            w.close()
         limit = monotonic() + 5
         for w in workers:
             _join(w.process, limit - monotonic())
@@ -356,7 +258,7 @@ class Processes:
     def __init__(
         self,
         method: str = None,  # start of processes: 'fork', 'spawn', 'forkserver'; None: the default
-        patience: float = 300.0,  # seconds until a warning names a silent worker; 20 if stopped
+        patience: float = 300.0,  # seconds until a warning names a silent worker
     ):
         self.patience = number('Processes', 'patience', patience)
         self.method = choice('Parallel', 'method', method, (None, *mp.get_all_start_methods()))
@@ -376,9 +278,12 @@ class Processes:
     ):
         _end(workers, owner)
 
-    def wait(self, workers):
-        "Until one of them has an answer, or its end"
-        if any(w.ready() for w in workers):
-            return
-        seconds = 0.01 if any(w.outbox for w in workers) else 1
-        connection.wait([x for w in workers for x in (w.conn, w.process.sentinel)], seconds)
+    def wait(self, workers, seconds: float = 1) -> list:
+        "Wait for these workers; return those that have an answer, or have ended"
+        for w in workers:
+            if w.outbox:
+                w.push()
+                seconds = min(seconds, 0.01)
+        ends = [x for w in workers for x in (w.answers, w.process.sentinel)]
+        there = connection.wait(ends, seconds)
+        return [w for w in workers if w.answers in there or not w.process.is_alive()]

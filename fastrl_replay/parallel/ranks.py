@@ -250,23 +250,27 @@ class Rounds(Collected):
         rows: int = 1,  # that each rank adds at a time: as many as it has environments, say
         max_steps: float = float('inf'),  # end when all together have made so many
         max_episodes: float = float('inf'),  # end when so many of their episodes have ended
+        run=None,  # is told of blocks, by `came(rows)` and `between()`; asked for `stop`
     ):
         super().__init__(Gather(source, rows, exact=True), max_steps, max_episodes)
         self.ranks = ranks
         self.rows = rows
-        # does this rank want to stop (a function); does any of them?
-        self.ask = None
-        self.stopping = False
+        self.run = run
+        self._given = dict(run=None)  # for the repr
+        self.stopping = False  # does any rank want to stop?
 
     def __iter__(self):
         blocks = iter(self.blocks())
         while not self.over:
             steps = next(blocks, None)
+            before = self.steps
             if not self._exchange(steps):
                 return
+            if self.run is not None:
+                self.run.came(self.steps - before)
             yield steps
-            if self.between and not self.over:
-                self.between()
+            if self.run is not None and not self.over:
+                self.run.between()
 
     def _exchange(self, steps) -> bool:  # False: one of them has no more blocks
         journals = self.source.journals
@@ -274,7 +278,7 @@ class Rounds(Collected):
             news = journals[0].news()
         else:
             news = dict(steps=0 if steps is None else len(steps), returns=[], successes=[])
-        asked = self.ask is not None and bool(self.ask())
+        asked = self.run is not None and self.run.stop
         told = self.ranks.gather([steps is not None, asked, news])
         for _, _, new in told:
             self._collect(**new)

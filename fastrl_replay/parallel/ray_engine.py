@@ -10,8 +10,7 @@ import os, pickle, re, socket, sys, tempfile
 from collections import deque
 from copy import copy
 from pathlib import Path
-from threading import Event, Thread
-from time import monotonic, sleep
+from time import monotonic
 import torch
 from fastrl_replay.steps.errors import (
     ArgumentError,
@@ -109,18 +108,8 @@ class _RayWorker(Worker):
             words = (*words[:2], None, *words[3:])
         self.answers.append(self.actor.answer.remote(pickle.dumps(words), weights))
 
-    def ready(self, seconds=0) -> bool:
-        if not self.answers or self._late():
-            return True
-        return bool(_ray().wait([self.answers[0]], timeout=seconds)[0])
-
-    def _late(self):
+    def is_late(self) -> bool:
         return not self.answered and monotonic() - self.began > self.patience
-
-    def wait(self):
-        "Until there is an answer, or the end"
-        while not self.ready(1):
-            pass
 
     def alive(self):
         return not self.dead
@@ -166,44 +155,15 @@ def _as_dict(resources):
     )
 
 
-def _recorded():
-    "Where Ray records the cluster that runs"
+def _known_address(address) -> str:  # None: Ray starts a cluster
+    "The address to which Ray will connect"
+    if address in (None, 'auto'):
+        address = os.environ.get('RAY_ADDRESS')
     temporary = '/tmp' if sys.platform == 'darwin' else tempfile.gettempdir()
-    return Path(os.environ.get('RAY_TMPDIR') or temporary, 'ray', 'ray_current_cluster')
-
-
-def _found(address) -> tuple:  # the address that Ray takes, where it is from, and how to start anew
-    if address not in (None, 'auto'):
-        return repr(address), 'as it was given', "`ray start --head` there, or no address"
-    if there := os.environ.get('RAY_ADDRESS'):
-        return repr(there), 'from RAY_ADDRESS', 'unset RAY_ADDRESS'
-    try:
-        return (
-            repr(_recorded().read_text().strip()),
-            f'from {_recorded()}',
-            '`ray stop --force`, or remove that file',
-        )
-    except OSError:
-        return 'a new cluster', 'as no other is known', 'look into the logs of Ray'
-
-# %% ../../nbs/parallel/ray_engine.ipynb #953dc306
-class _Connecting(Thread):
-    "Connects, however long that takes; a cluster that it has started ends with this thread"
-
-    def __init__(self, ray, address):
-        super().__init__(daemon=True, name='ray.init')
-        self.ray, self.address, self.failure, self.done = ray, address, None, Event()
-
-    def run(self):
-        try:
-            self.ray.init(
-                self.address, log_to_driver=False, include_dashboard=False, logging_level='ERROR'
-            )
-        except BaseException as e:
-            self.failure = e
-        self.done.set()
-        while self.failure is None and self.ray.is_initialized():
-            sleep(1)
+    recorded = Path(os.environ.get('RAY_TMPDIR') or temporary, 'ray', 'ray_current_cluster')
+    if address is None and recorded.exists():
+        return recorded.read_text().strip()
+    return address
 
 # %% ../../nbs/parallel/ray_engine.ipynb #84609bf8
 class RayEngine:
@@ -237,42 +197,23 @@ class RayEngine:
     )
 
     def _connect(self, ray):
-        thread = _connecting.get(self.address)
-        if thread is None:
-            thread = _connecting[self.address] = _Connecting(ray, self.address)
-            thread.start()
-        limit = monotonic() + self.patience
-        while not thread.done.is_set() and (left := limit - monotonic()) > 0:
-            thread.done.wait(min(left, 0.2))
-        found, where, anew = _found(self.address)
-        if not thread.done.is_set():
-            raise ArgumentError(
-                'RayEngine',
-                f'address {self.address!r}',
-                f'no answer from {found}, {where}, within {self.patience:g} seconds',
-                'a cluster that runs',
-                f'{anew}, in a new process',
+        there = _known_address(self.address)
+        try:
+            # Ray itself would try for minutes, and then end this process
+            if there and re.fullmatch(r'[^:/]+:\d+', there):
+                host, port = there.rsplit(':', 1)
+                socket.create_connection((host, int(port)), timeout=self.patience).close()
+            ray.init(
+                self.address, log_to_driver=False, include_dashboard=False, logging_level='ERROR'
             )
-        del _connecting[self.address]
-        e = thread.failure
-        if _wants_token(e):
+        except (OSError, ValueError) as e:
             raise ArgumentError(
                 'RayEngine',
                 f'address {self.address!r}',
-                f'{found}, {where}, lets in no program without its token',
-                'RAY_AUTH_MODE=token in the environment, and that token in ~/.ray/auth_token',
-                'export RAY_AUTH_MODE=token first; copy that file from the head to each machine',
-            ) from e
-        if isinstance(e, (ConnectionError, ValueError)):
-            raise ArgumentError(
-                'RayEngine',
-                f'address {self.address!r}',
-                e,
+                f'{there}: {e}',
                 'the address of a cluster that runs',
-                'ray start --head, or no address',
+                'ray start --head there; or no address, no RAY_ADDRESS, and `ray stop --force`',
             ) from e
-        if e is not None:
-            raise e
 
     @property
     def cluster(self):
@@ -290,16 +231,6 @@ class RayEngine:
             )
         if not ray.is_initialized():
             self._connect(ray)
-        elif self.address not in (None, 'auto') and _is_other(
-            self.address, there := ray.get_runtime_context().gcs_address
-        ):
-            raise ArgumentError(
-                'RayEngine',
-                f'address {self.address!r}',
-                f'this program is connected to {there}',
-                'that cluster, or none',
-                'ray.shutdown() before, or another program',
-            )
         return ray
 
     @property
@@ -319,11 +250,13 @@ class RayEngine:
         "An actor with a chain"
         return _RayWorker(self, *args)
 
-    def wait(self, workers):
-        "Until one of them has an answer, or its end"
-        open = [w.answers[0] for w in workers if w.answers]
-        if len(open) == len(workers):
-            _ray().wait(open, timeout=1)
+    def wait(self, workers, seconds: float = 1) -> list:
+        "Wait for these workers; return those that have an answer, or will have none"
+        late = [w for w in workers if not w.answers or w.is_late()]
+        if late:
+            return late
+        found, _ = _ray().wait([w.answers[0] for w in workers], timeout=seconds)
+        return [w for w in workers if w.answers[0] in found]
 
     def end(self, workers, owner):
         "End actors: their chains are closed where that takes no longer than five seconds"
@@ -340,14 +273,6 @@ class RayEngine:
                     w.kill()
             workers.clear()
 
-# %% ../../nbs/parallel/ray_engine.ipynb #c5d3e8f1
-_connecting = {}  # address → a thread that still tries
-
-
-def _wants_token(e):
-    "Did Ray refuse a program for want of a token? It says so in what caused the error"
-    return e is not None and ('InvalidAuthToken' in str(e) or _wants_token(e.__cause__))
-
 # %% ../../nbs/parallel/ray_engine.ipynb #d8fba954
 _forks = []  # this process, where it is a fork of one that was connected
 
@@ -360,18 +285,3 @@ def _note_fork():
 
 if hasattr(os, 'register_at_fork'):
     os.register_at_fork(after_in_child=_note_fork)
-
-
-def _is_other(address, there):
-    "Does an address, host:port, mean another cluster than `there`?"
-    if not all(re.fullmatch(r'[^:/]+:\d+', x or '') for x in (address, there)):
-        return False
-    (a, p), (b, q) = (x.rsplit(':', 1) for x in (address, there))
-
-    def ip(host):
-        try:
-            return socket.gethostbyname(host)
-        except OSError:
-            return host
-
-    return p != q or not (ip(a) == ip(b) or ip(a).startswith('127.'))

@@ -320,16 +320,16 @@ class Parallel(Pipe):
         turns = self._workers[self._turn :] + self._workers[: self._turn]
         live = [w for w in turns if not w.over]
         while not self.ordered:
-            for w in live:
-                while w.asked and w.ready():
-                    self._fetch(w)
+            asked = [w for w in live if w.asked]
+            for w in self._engine.wait(asked, 0):
+                self._fetch(w)
             if monotonic() - self._silence.last >= 1:
                 self._silence.goes_on([w for w in live if w.asked and not w.chunks])
             ready = [w for w in live if w.chunks]
             if ready:
                 return ready[0]
             began = monotonic()
-            self._engine.wait(live)
+            self._engine.wait(asked)
             self.waited += monotonic() - began
         return live[0]
 
@@ -365,7 +365,7 @@ class Parallel(Pipe):
     def _fetch(self, w):
         "Wait for a worker's next chunk; restart a failed worker, or keep its error in the chunk"
         began = monotonic()
-        w.wait()
+        self._wait_for(w)
         self.waited += monotonic() - began
         with interrupts_wait():
             what, items, error, said = w.receive()
@@ -388,6 +388,12 @@ class Parallel(Pipe):
                 self._look_for_kept(w, chunk['facts'][0])
             if again:
                 self._restart(w, error)
+
+    def _wait_for(self, w):
+        "Wait until a worker has an answer, or has ended; an interrupt loses nothing"
+        silence = Silence()
+        while not self._engine.wait([w]):
+            silence.goes_on([w])
 
     def _restart(self, w, error):
         "Replace a failed worker and repeat its requests; feedback to its batches becomes stale"
@@ -453,7 +459,7 @@ class Parallel(Pipe):
                 w.request(asked, told, *args)
             what = 'next'
             while what not in (asked, 'told', None):
-                w.wait()
+                self._wait_for(w)
                 with interrupts_wait():
                     what, value, error, _ = w.receive()
             if error is None:
@@ -719,7 +725,7 @@ class Parallel(Pipe):
             moved[w.info.rank] = first - saved['first_key']
             self._first_keys[w.info.rank] = first
         for w in self._workers:
-            w.wait()
+            self._wait_for(w)
             error = w.receive()[2]
             if error is not None:
                 raise WorkerError('Parallel', f'worker {w.info.rank} could not be restored', error)

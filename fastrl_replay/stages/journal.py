@@ -20,7 +20,7 @@ from ..steps.states import array, checked, flag, integer, maybe
 class Journal(Pipe):
     "Passes on a limited number of steps or episodes; counts steps and keeps episode returns"
 
-    _buffers = 'watch', 'between', '_known'
+    _buffers = ('_known',)
 
     def __init__(
         self,
@@ -41,8 +41,6 @@ class Journal(Pipe):
         self._fresh()
 
     def _fresh(self):
-        self.watch = None  # called with the number of rows of each block
-        self.between = None  # called when all stages below are done with a block
         self._known = None  # the columns of the last block
 
     def __iter__(self):
@@ -53,8 +51,6 @@ class Journal(Pipe):
             yield steps
             if self.over:
                 return
-            if self.between:
-                self.between()
 
     @property
     def over(self):
@@ -77,8 +73,6 @@ class Journal(Pipe):
             self.ends += [self.steps] * len(returns)
             self.returns += returns
             self.successes += successes
-        if self.watch:
-            self.watch(steps)
 
     def _check(self, rows):
         if rows.ndim > 1:
@@ -167,8 +161,6 @@ class Collected(Journal):
             yield item
             if self.over:
                 return
-            if self.between:
-                self.between()
 
 # %% ../../nbs/stages/journal.ipynb #f012e0b4
 @stage('gather')
