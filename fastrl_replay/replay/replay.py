@@ -36,7 +36,7 @@ from .views import Transitions, View
 
 # %% ../../nbs/replay/replay.ipynb #ecf9bcdb
 # what subclasses set themselves
-PARTS = ['default', 'view', 'beta', 'weight_norm', 'initial', 'needs']
+PARTS = ['default', 'view', 'beta', 'weight_norm', 'initial']
 COUNTERS = 'sampled', 'batches', 'stale', '_n_yielded', 'counted'
 
 # %% ../../nbs/replay/replay.ipynb #230f3c16
@@ -66,13 +66,12 @@ class Replay(Pipe):
         max_sz,  # rows in memory
         *,
         sampler: Sampler = None,  # a template
-        default=None,  # makes the sampler where none is given
+        default=Uniform,  # makes the sampler if none is given
         view: View = Transitions(),  # a template
         store=None,  # how rows become bytes; None: whole rows in main memory
         beta=None,  # weight exponent: a number or a function of the batches so far; None: weights 1
         weight_norm='batch',  # the largest weight is 1 in each 'batch', or in the whole 'memory'
         initial=None,  # the column with the TD errors of new rows; None: the sampler decides
-        needs: int = None,  # how many must be there for a batch; None: as many as it has
         ratio: float = None,  # batches for each row that comes in; None: one batch for each block
         warmup: int = None,  # rows to add before the first batch; they don't count for `ratio`
         return_idxs: bool = False,  # yield (batch, its keys)
@@ -84,9 +83,13 @@ class Replay(Pipe):
         self.warmup = None if warmup is None else whole(who, 'warmup', warmup)
         if ratio is not None:
             number(who, 'ratio', ratio)
-        if isinstance(sampler, Sampler) and sampler.replacement:
-            needs = 1  # it draws a row as often as it likes
-        if (needs or self.bs) > self.max_sz:
+        self.weight_norm = weight_norm
+        self._given = dict(sampler=sampler)  # for the repr: the attribute is one that is in use
+        sampler = default() if sampler is None else sampler
+        sampler = self._own_sampler(self._checked_sampler(sampler, view, initial))
+        # some draw a row as often as they like
+        self._needs = 1 if sampler.replacement else None
+        if (self._needs or self.bs) > self.max_sz:
             raise ArgumentError(
                 who,
                 'bs and max_sz',
@@ -96,16 +99,11 @@ class Replay(Pipe):
             )
         super().__init__(source)
         self._no_source = self.source if source is None else None  # a source may be given later
-        self._needs = needs
         self.ratio = ratio
         self.return_idxs = return_idxs
         self.freeze_memory = freeze_memory
-        self.weight_norm = weight_norm
         self.store = store
         self.beta = beta
-        self._given = dict(sampler=sampler)  # for the repr: the attribute is one that is in use
-        sampler = default() if sampler is None else sampler
-        sampler = self._own_sampler(self._checked_sampler(sampler, view, initial))
         self._templates = (sampler, view)
         self._initial = initial
         self._fresh()
@@ -127,8 +125,6 @@ class Replay(Pipe):
 
     def _own_sampler(self, sampler):
         "Return a given sampler with the replay's seed if it has none"
-        if self._given['sampler'] is None:
-            return sampler
         if sampler.seed is not None or getattr(self, 'seed', None) is None:
             return sampler
         sampler = copy(sampler)
@@ -152,8 +148,8 @@ class Replay(Pipe):
             raise ArgumentTypeError(
                 who, 'sampler', f'{kind} without sample', 'one that draws', 'add this method'
             )
-        told = view.follows or initial is not None
-        if told and left_out(sampler, Sampler, 'update'):
+        updates = view.follows or initial is not None
+        if updates and left_out(sampler, Sampler, 'update'):
             raise ArgumentTypeError(
                 who, 'sampler', f'{kind} without update', 'one that takes keys and their TD errors'
             )
@@ -163,13 +159,6 @@ class Replay(Pipe):
                 'sampler',
                 f'room for {sampler.capacity} keys',
                 f'room for max_sz={self.max_sz}',
-            )
-        if self.weight_norm == 'memory' and not sampler.keeps_least:
-            raise ArgumentError(
-                who,
-                "weight_norm='memory'",
-                f'{kind} that knows no smallest probability',
-                remedy=f'{kind}(…, least=True)',
             )
         return sampler
 
@@ -219,14 +208,24 @@ class Replay(Pipe):
         )
 
     def _check_columns(self, dtype):
-        "Raise where such rows can't be drawn, or don't say what `initial` asks them"
+        "Raise if the view, the sampler or `initial` need other columns than these"
         self.view.check_columns(dtype)
+        who = type(self).__name__
+        for name in self.sampler.columns:
+            if name not in dtype.names:
+                raise BlockError(
+                    who,
+                    f'column {name!r}, which is in {type(self.sampler).__name__}.columns',
+                    'missing',
+                    f'one of {", ".join(dtype.names)}',
+                    'add the column to the rows, or remove its name from `columns`',
+                )
         if self._initial is None:
             return
         kind = dtype[self._initial] if self._initial in dtype.names else None
         if kind is None or kind.kind not in 'fiu':
             raise BlockError(
-                type(self).__name__,
+                who,
                 f'initial={self._initial!r}',
                 'no column of these rows' if kind is None else kind,
                 'the column of the TD errors of new rows, one number a row',
@@ -380,12 +379,12 @@ class Replay(Pipe):
         if self._tell_sampler(end, self.memory.oldest) or block is not None:
             self._note_told()
 
-    def _tell_sampler(self, end, oldest) -> bool:  # False: there is nothing to tell
+    def _tell_sampler(self, end, oldest, always=False) -> bool:  # False: there is nothing to tell
         "Tell the sampler which rows came and left since the last time, and which can be drawn"
         sampler = self.sampler
         view = self.view
         drawable = view.completed(oldest) if view.follows else None
-        if view.follows and drawable is None:
+        if view.follows and drawable is None and not always:
             return False
         names = sampler.columns
         if self._initial is not None:
@@ -449,9 +448,9 @@ class Replay(Pipe):
         if self._rewinds is None:
             self._rewinds = rewinds
             return
-        sampler = self.sampler.fresh()
+        sampler = copy(self.sampler)
+        sampler.clear()
         view = self.view
-        sampler.draw_on(self.sampler)
         if view.follows:
             view = view.fresh(self.memory, type(self).__name__)
         # in one call
@@ -677,29 +676,14 @@ class Replay(Pipe):
         "Return what can be sampled, oldest first; the lock is held"
         self._catch_up()
         sampler = self.sampler
-        view = self.view
-        key = view.keys if view.follows else self.memory.keys
-        if not len(view) or key is None:
+        key = self.view.keys if self.view.follows else sampler.keys
+        if key is None or not len(key):
             return None
-        if not view.follows and sampler.end:
-            key = np.arange(sampler.first, sampler.end)
-        alike = isinstance(sampler, Uniform) or getattr(sampler, 'alpha', None) == 0
-        p = (
-            np.asarray(sampler.probabilities())
-            if alike or not left_out(sampler, Sampler, 'probabilities')
-            else None
-        )
-        kept = (
-            np.asarray(sampler.kept())
-            if not alike and not left_out(sampler, Sampler, 'kept')
-            else None
-        )
-        p, kept = (x if x is not None and x.shape == key.shape else None for x in (p, kept))
         return dict(
             key=key,
-            length=view.lengths(key),
-            probability=p,
-            priority=kept,
+            length=self.view.lengths(key),
+            probability=sampler.probabilities(),
+            priority=sampler.kept(),
             kind=sampler.kind,
             without=0,
         )
@@ -716,6 +700,7 @@ class Replay(Pipe):
         "What a checkpoint holds"
         with self.lock:
             self._catch_up()
+            self._tell_sampler(*self.memory.span, always=True)
             sampler = self.sampler.state_dict()
             view = self.view.snapshot()
             counters = [getattr(self, c) for c in COUNTERS]
@@ -724,19 +709,47 @@ class Replay(Pipe):
                 self.memory.flush()
             steps = self._steps.snapshot()
             memory = self.memory.state_dict()
-            return dict(memory=memory, sampler=sampler, view=view, counters=counters, steps=steps)
+            return dict(
+                memory=memory,
+                sampler=sampler,
+                view=view,
+                counters=counters,
+                steps=steps,
+                added=self.memory.added,
+            )
 
     def check_state(self, state):
-        "Return new parts and counters from a saved state; raise if it is damaged or doesn't fit"
+        "Return this replay's attributes as they were saved; raise if damaged, or if it doesn't fit"
         state = self._check_saved_form(state)
         # on disk it is open from now on, or a state that is refused would keep the lock
         self.memory.span
-        new = self._new_parts(self.memory)
-        new['memory'].prepare(state['memory'])
-        self._check_saved_columns(new['memory'])
-        new['_steps'].load(state['steps'])
-        new['_opened'] = self._prepare_parts(new, state['sampler'], state['view'])
-        return dict(new, **dict(zip(COUNTERS, state['counters'])), _unfollowed=None, _enough_at=0)
+        loaded = object.__new__(type(self))
+        vars(loaded).update(vars(self), **self._new_parts(self.memory))
+        loaded._load(state)
+        return vars(loaded)
+
+    def _load(self, state):
+        "Let parts that are new hold what was saved"
+        memory = self.memory
+        memory.prepare(state['memory'])
+        try:
+            if memory.dtype is not None:
+                self._check_columns(memory.dtype)
+        except BlockError as e:
+            raise StateError(type(self).__name__, f'a saved memory of other columns: {e}') from None
+        self._steps.load(state['steps'])
+        vars(self).update(zip(COUNTERS, state['counters']), _unfollowed=None, _enough_at=0)
+        self.view.check_state(state['view'])
+        # sampler and view then begin with what lies in the memory's place
+        if (memory.reads_only or memory.missing) and self.view.follows:
+            return
+        if memory.reads_only and state['added'] != memory.added:
+            return  # its writer has gone on
+        self.view.restore(state['view'])
+        end, oldest = memory.span
+        self._opened = memory.added > 0
+        self._tell_sampler(end, oldest, always=True)
+        self.sampler.load_state_dict(dict(state['sampler'], first=oldest, end=end))
 
     def check_remote(self, state):
         "Check the state of a copy in a worker, whose directory may be on another machine"
@@ -750,54 +763,11 @@ class Replay(Pipe):
             view=anything,
             counters=listed(integer(), len(COUNTERS)),
             steps=anything,
+            added=integer(),
         )
         state = checked(type(self).__name__, form, state)
         self.memory.check_state(state['memory'])
         return state
-
-    def _prepare_parts(
-        self, new, saved, view
-    ) -> bool:  # False: they go on with what lies in the memory's place
-        "Let new parts hold what was saved"
-        memory = new['memory']
-        sampler = new['sampler']
-        self.view.check_state(view)
-        if (memory.reads_only or memory.missing) and self.view.follows:
-            return False
-        self.sampler.check_state(saved)
-        if saved['end']:
-            keys = [k for k in ('first', 'end', 'keys') if k in saved]
-            saved = dict(saved, **{k: saved[k] + memory.moved for k in keys})
-        # its writer has gone on
-        if memory.reads_only and saved['end'] != memory.span[0]:
-            return False
-        new['view'].restore(view)
-        sampler.load_state_dict(saved)
-        if memory.missing:
-            sampler.forget(memory.oldest)
-        self._check_saved_keys(new)
-        new['_told'] = sampler.end
-        return memory.added > 0
-
-    def _check_saved_columns(self, memory):
-        try:
-            if memory.dtype is not None:
-                self._check_columns(memory.dtype)
-        except BlockError as e:
-            raise StateError(type(self).__name__, f'a saved memory of other columns: {e}') from None
-
-    def _check_saved_keys(self, new):
-        "Raise where a sampler would draw what is not there"
-        memory, view, sampler = new['memory'], new['view'], new['sampler']
-        expected = view.keys if view.follows else memory.keys
-        # a sampler that has saved no keys is told of all
-        if sampler.end and not np.array_equal(sampler.keys, expected):
-            raise StateError(
-                type(self).__name__,
-                'a saved sampler that draws other keys than were saved',
-                f'keys {sampler.first} to {sampler.end - 1}',
-                f'{memory.oldest} to {memory.inserted - 1}',
-            )
 
     def restore(self, state):
         "Continue where `state` was saved"
@@ -872,20 +842,14 @@ class Replay(Pipe):
         # a stage that holds it may have told it, and not the chain
         self._worker_here = os.getpid(), info
 
-    def totals(
-        self,
-    ) -> dict:  # rows that were added, how many can be drawn, sum and minimum of priorities
-        "What can be drawn, with all rows so far"
+    def totals(self) -> dict:
+        "Return how many can be drawn, and the sum and the minimum of their priorities"
         with self.lock:
-            n = self._catch_up()
-            sampler = self.sampler
-            least = sampler.least * sampler.mass if n and sampler.keeps_least else 0.0
-            return dict(
-                inserted=int(self.memory.added),
-                drawable=n,
-                mass=float(getattr(sampler, 'total', sampler.mass)) if n else 0.0,
-                least=float(least),
-            )
+            drawable = self._catch_up()
+            mass = float(self.sampler.mass) if drawable else 0.0
+            known = drawable and self.weight_norm == 'memory'
+            least = float(self.sampler.least) * mass if known else 0.0
+            return dict(drawable=drawable, mass=mass, least=least)
 
 # %% ../../nbs/replay/replay.ipynb #3ee60186
 def scheduled(

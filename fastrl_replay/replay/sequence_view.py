@@ -566,6 +566,7 @@ class SequenceView(View):
         keys = sequences['first']
         self.steps[keys % len(self.steps)] = sequences['steps']
         self._counters[:] = 0, self.memory.oldest, len(keys), self.memory.inserted, 0
+        self._completed = keys
         self._tracks = _Tracks(**{k: tracks[k].copy() for k in _Tracks._fields})
         states = sequences.get('hidden')
         if states is None:

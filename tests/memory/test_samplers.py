@@ -280,8 +280,6 @@ def darts_hit(s, plain, n):
 
 
 def make(kind, capacity, alpha=0.6, eps=1e-6, seed=0, **kw):
-    if kind is Proportional:
-        kw['least'] = True
     return kind(capacity, alpha, eps, seed, **kw)
 
 
