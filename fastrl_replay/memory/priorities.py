@@ -9,14 +9,7 @@ __all__ = ['KINDS', 'Proportional', 'Ranked']
 import warnings
 import numpy as np, torch
 from ..steps.compiled import njit
-from fastrl_replay.steps.errors import (
-    ArgumentError,
-    NotEnoughRows,
-    StaleKey,
-    StateError,
-    number,
-    whole,
-)
+from ..steps.errors import NotEnoughRows, StateError, number, whole
 from .draws import throw_darts
 from .places import Place, in_parts
 from .ranktree import RankTree
@@ -29,21 +22,17 @@ _u = np.uint64  # unsigned places spare kernels a test for negative ones
 
 
 @njit
-def _as_slots(keys, td, ring, power, slots, p):
-    "From keys to slots and from errors to (|td| + eps)**alpha; -1, or what says where one is wrong"
-    (oldest, end, capacity), (eps, alpha) = ring, power
-    start = oldest - oldest % capacity
+def _as_slots(keys, td, first, capacity, power, slots, p):
+    "Write the slots of keys, the oldest of which is `first`, and (|td| + eps)**alpha"
+    eps, alpha = power
+    start = first - first % capacity
     for i in range(len(keys)):
-        if keys[i] < oldest or keys[i] >= end:
-            return -2 - i  # a key that is not here
-        if not abs(td[i]) < np.inf:
-            return i  # an error that is no number
         slot = keys[i] - start
         slots[_u(i)], worth = slot if slot < capacity else slot - capacity, abs(td[i]) + eps
         if alpha != 1:
             worth = worth**alpha
-        p[_u(i)] = min(max(worth, SMALLEST), LARGEST)
-    return -1
+        # NaN, of a damaged file, is not larger either
+        p[_u(i)] = min(worth, LARGEST) if worth > SMALLEST else SMALLEST
 
 
 @njit(inline=True)
@@ -115,27 +104,18 @@ class _Prioritized(Sampler):
     def update(
         self,
         keys: np.ndarray,  # int64, of rows in memory
-        td: np.ndarray = None,  # float64, their TD errors; None: they get the largest priority
+        td: np.ndarray = None,  # float64, TD errors, finite; None: they get the largest priority
     ):
         "Set priorities, from TD errors; where a key comes twice, the last one counts"
-        n = len(keys)
-        who = type(self).__name__
-        slots = np.empty(n, np.int64)
-        p = np.empty(n)
+        slots = np.empty(len(keys), np.int64)
+        p = np.empty(len(keys))
         if td is None:
             np.remainder(keys, self.capacity, slots)
             p.fill(self.largest_ever if self.max_ever else self.tree.largest)
             p[p <= SMALLEST] = 1.0
-        elif len(td) != n:
-            raise ArgumentError(who, 'TD errors', len(td), f'{n}, one for each key')
         else:
-            ring = self.first, self.end, self.capacity
-            bad = _as_slots(keys, td, ring, (self.eps, self._power), slots, p)
-            if bad < -1:
-                present = f'{self.first} to {self.end - 1}'
-                raise StaleKey(who, 'a key that is not here', keys[-2 - bad], present)
-            if bad >= 0:
-                raise ArgumentError(who, f'TD error at place {bad}', td[bad], 'a finite number')
+            power = self.eps, self._power
+            _as_slots(keys, td, self.first, self.capacity, power, slots, p)
         self.tree.put(slots, p)
         if self._inverses is not None:
             self._inverses.put(slots, _inverse(p))

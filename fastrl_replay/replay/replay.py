@@ -110,7 +110,8 @@ class Replay(Pipe):
 
     def __len__(self):
         if not self._opened:
-            self._look()
+            with self.lock:
+                self._catch_up()
         return len(self.view)
 
     @property
@@ -314,10 +315,9 @@ class Replay(Pipe):
 
     def _holds(self, rows) -> bool:
         "Return True if these are the newest rows in memory"
-        n = len(rows)
-        if not 0 < n <= len(self.memory):
+        if not 0 < len(rows) <= len(self.memory):
             return False
-        newest = self.memory.take(self.memory.keys[-n:]).to('cpu').rows
+        newest = self.memory[-len(rows) :].to('cpu').rows
         return all(np.array_equal(newest[c], rows[c]) for c in ('env_id', 'episode_n', 'step_n'))
 
     @property
@@ -437,11 +437,6 @@ class Replay(Pipe):
                 sampler.attach(memory.place, True)
         self._opened = True
         self._note_told()
-
-    def _look(self):
-        "See what lies in the memory's place"
-        with self.lock:
-            self._catch_up()
 
     def _go_back(self, rewinds):  # how often the process that writes has gone back
         "Forget all rows, unless this is the first look at them; what is there is read next"
@@ -875,6 +870,3 @@ def as_fraction(
         return x
     simple = Fraction(float(x)).limit_denominator(1_000_000)
     return simple if float(simple) == float(x) else Fraction(repr(float(x)))
-
-# %% ../../nbs/replay/replay.ipynb #749ffeb7
-Replay.__str__ = Replay.__repr__
