@@ -157,8 +157,6 @@ class Sampler:
                 self.kind,
                 'build it as the saved one was built',
             )
-        if not 0 <= state['end'] - state['first'] <= self.capacity:
-            raise StateError(who, 'saved keys', f"{state['first']} to {state['end'] - 1}")
         self._random_seed = np.uint64(state['seed'])
         self._random_count = state['count']
         self.first = state['first']

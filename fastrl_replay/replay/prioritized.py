@@ -8,7 +8,7 @@ __all__ = ['ReplayByKind', 'PrioritizedReplay']
 # %% ../../nbs/replay/prioritized.ipynb #5320aca2
 from inspect import signature
 from fastcore.meta import delegates
-from ..steps.errors import choice, number
+from ..steps.errors import choice
 from ..memory.rows import Store
 from ..memory.priorities import KINDS
 from ..memory.samplers import Sampler
@@ -75,8 +75,6 @@ class ReplayByKind(Replay):
         else:
             choice(who, 'kind', kind, KINDS)
         choice(who, 'weight_norm', weight_norm, ('batch', 'memory'))
-        for what in ('alpha', 'eps'):
-            number(who, what, settings[what])
         scheduled(who, 'beta', beta)
         vars(self).update(settings)
 

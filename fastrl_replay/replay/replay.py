@@ -137,13 +137,8 @@ class Replay(Pipe):
         who = type(self).__name__
         kind = type(sampler).__name__
         if not isinstance(sampler, Sampler):
-            is_class = isinstance(sampler, type) and issubclass(sampler, Sampler)
             raise ArgumentTypeError(
-                who,
-                'sampler',
-                repr(sampler)[:60],
-                'a Sampler, such as Uniform()',
-                f'sampler={sampler.__name__}(…)' if is_class else None,
+                who, 'sampler', repr(sampler)[:60], 'a Sampler, such as Uniform()'
             )
         if left_out(sampler, Sampler, 'sample'):
             raise ArgumentTypeError(
@@ -153,13 +148,6 @@ class Replay(Pipe):
         if updates and left_out(sampler, Sampler, 'update'):
             raise ArgumentTypeError(
                 who, 'sampler', f'{kind} without update', 'one that takes keys and their TD errors'
-            )
-        if sampler.capacity < self.max_sz:
-            raise ArgumentError(
-                who,
-                'sampler',
-                f'room for {sampler.capacity} keys',
-                f'room for max_sz={self.max_sz}',
             )
         return sampler
 
@@ -171,7 +159,9 @@ class Replay(Pipe):
         replay = ref(self)
         if first := self._own_steps():
             first.end_in(lambda: getattr(replay(), 'memory', None))
-        self.start_counting()
+        self.sampled = self.batches = self.stale = self._n_yielded = self.counted = 0
+        # how many rows had come when the pass began, or a batch could last be drawn
+        self._enough_at = 0
         self._unfollowed = None
         self._ones = np.ones(self.bs)
 
@@ -203,7 +193,7 @@ class Replay(Pipe):
             sampler=sampler,
             view=view,
             _steps=steps,
-            _told=0,  # the sampler knows rows up to this key
+            _reported=0,  # rows before this key were reported to the sampler
             _opened=False,  # do they go on with what lay there?
             _rewinds=None,  # see `_go_back`
         )
@@ -353,7 +343,7 @@ class Replay(Pipe):
         return np.concatenate(keys) if keys else np.zeros(0, np.int64)
 
     def _catch_up(self):
-        "Tell view and sampler which rows came and went; return how many can be drawn"
+        "Report to view and sampler which rows came and left; return how many can be drawn"
         end, oldest = self.memory.span
         if self.memory.rewinds != self._rewinds:
             self._go_back(self.memory.rewinds)
@@ -362,10 +352,10 @@ class Replay(Pipe):
         if self.view.follows:
             self._follow(end)
             return len(self.view)
-        if self._opened and (self._told != end or self.sampler.first < oldest):
-            self._tell_sampler(end, oldest)
+        if self._opened and (self._reported != end or self.sampler.first < oldest):
+            self._report_rows(end, oldest)
             if self.memory.place.lasts:
-                self._note_told()
+                self._note_reported()
         return end - oldest
 
     def _follow(self, end):
@@ -376,10 +366,10 @@ class Replay(Pipe):
             view.follow(*block)
         self._unfollowed = None
         view.refollow(end)  # where another process adds rows
-        if self._tell_sampler(end, self.memory.oldest) or block is not None:
-            self._note_told()
+        if self._report_rows(end, self.memory.oldest) or block is not None:
+            self._note_reported()
 
-    def _tell_sampler(self, end, oldest, always=False) -> bool:  # False: there is nothing to tell
+    def _report_rows(self, end, oldest, always=False) -> bool:  # False: there is nothing to report
         "Tell the sampler which rows came and left since the last time, and which can be drawn"
         sampler = self.sampler
         view = self.view
@@ -389,7 +379,7 @@ class Replay(Pipe):
         names = sampler.columns
         if self._initial is not None:
             names = *names, self._initial
-        first = max(self._told, oldest)
+        first = max(self._reported, oldest)
         while first < end:
             keys = np.arange(first, min(end, first + 2**20))
             first += len(keys)
@@ -407,17 +397,17 @@ class Replay(Pipe):
         if drawable is not None:
             if len(drawable):
                 sampler.update(drawable)
-            view.told()
-        self._told = end
+            view.reported()
+        self._reported = end
         return True
 
-    def _note_told(self):
+    def _note_reported(self):
         "Note in a directory up to which row priorities and the view's data are written"
         place = self.memory.place
         if self.view.follows:
             self.view.note()
         elif place.lasts and place.holds:
-            place.told_to = self._told
+            place.reported = self._reported
 
     def _open_parts(self, end):
         "Let view and sampler go on with what lies in the memory's place"
@@ -428,15 +418,15 @@ class Replay(Pipe):
             memory.forget_ages()
         # newer rows will be followed as they came
         end = end if self._unfollowed is None else self._unfollowed[1]
-        told = min(memory.place.told_to, end)
-        for until in sorted({told, end}):
+        reported = min(memory.place.reported, end)
+        for until in sorted({reported, end}):
             view.refollow(until)
-            self._tell_sampler(until, memory.oldest)
-            # before newer rows are told of, which lie in slots of older ones
-            if until == told:
+            self._report_rows(until, memory.oldest)
+            # before newer rows are reported, which take the slots of older ones
+            if until == reported:
                 sampler.attach(memory.place, True)
         self._opened = True
-        self._note_told()
+        self._note_reported()
 
     def _go_back(self, rewinds):  # how often the process that writes has gone back
         "Forget all rows, unless this is the first look at them; what is there is read next"
@@ -449,7 +439,7 @@ class Replay(Pipe):
         if view.follows:
             view = view.fresh(self.memory, type(self).__name__)
         # in one call
-        vars(self).update(sampler=sampler, view=view, _told=0, _opened=False, _rewinds=rewinds)
+        vars(self).update(sampler=sampler, view=view, _reported=0, _opened=False, _rewinds=rewinds)
 
     def __iter__(self):
         for _ in self.due_batches():
@@ -463,12 +453,6 @@ class Replay(Pipe):
     def needed(self, n: int) -> int:
         "How many must be there for a batch of `n`"
         return self._needs or n
-
-    def start_counting(self):
-        "As before the first row"
-        self.sampled = self.batches = self.stale = self._n_yielded = self.counted = 0
-        # how many rows had come when the pass began, or a batch could last be drawn
-        self._enough_at = 0
 
     def _count_rows(self, n):
         "Count those of `n` new rows that are beyond the warm-up, or all in a frozen memory"
@@ -695,7 +679,7 @@ class Replay(Pipe):
         "What a checkpoint holds"
         with self.lock:
             self._catch_up()
-            self._tell_sampler(*self.memory.span, always=True)
+            self._report_rows(*self.memory.span, always=True)
             sampler = self.sampler.state_dict()
             view = self.view.snapshot()
             counters = [getattr(self, c) for c in COUNTERS]
@@ -743,7 +727,7 @@ class Replay(Pipe):
         self.view.restore(state['view'])
         end, oldest = memory.span
         self._opened = memory.added > 0
-        self._tell_sampler(end, oldest, always=True)
+        self._report_rows(end, oldest, always=True)
         self.sampler.load_state_dict(dict(state['sampler'], first=oldest, end=end))
 
     def check_remote(self, state):
@@ -772,7 +756,7 @@ class Replay(Pipe):
             if not self._opened:
                 return
             self.sampler.attach(self.memory.place, False)
-            self._note_told()
+            self._note_reported()
 
     def __getstate__(self):
         state = Pipe.__getstate__(self)

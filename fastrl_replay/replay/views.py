@@ -180,8 +180,8 @@ class View:
         "Return keys, from `oldest` on, that can be drawn now; None: none came, and none left"
         raise NotImplementedError
 
-    def told(self):
-        "Forget what `completed` returned: the sampler knows it"
+    def reported(self):
+        "Forget what `completed` returned: it was reported to the sampler"
         raise NotImplementedError
 
     def lengths(self, keys) -> np.ndarray:
@@ -199,9 +199,9 @@ class View:
                 self.follow(Steps(rows), int(keys[0]))
 
     def note(self):
-        "Note that the sampler knows all rows that were followed"
+        "Note that all rows that were followed were reported to the sampler"
         if self.follows and self.followed is not None and self.memory.place.holds:
-            self.memory.place.told_to = self.followed
+            self.memory.place.reported = self.followed
 
 # %% ../../nbs/replay/views.ipynb #44ea129c
 class Transitions(View):
