@@ -252,7 +252,7 @@ class Mixture(Pipe):
         others = {name: r.state_dict() for name, r in self.replays.items() if r is not self.fed}
         return dict(batches=self.batches, carried=self.carried.tolist(), others=others)
 
-    def _checked(self, state, remote=False):
+    def check_state(self, state, remote=False):
         form = dict(
             batches=integer(), carried=listed(real(-1e6, 1e6), len(self.replays)), others=anything
         )
@@ -268,11 +268,8 @@ class Mixture(Pipe):
         ready = [r.checked_states(state['others'][name], remote) for name, r in others.items()]
         return dict(state, others=[pair for pairs in ready for pair in reversed(pairs)])
 
-    def check_state(self, state):
-        return self._checked(state)
-
     def check_remote(self, state):
-        return self._checked(state, remote=True)
+        return self.check_state(state, remote=True)
 
     def restore(self, state):
         for stage, ready in state['others']:

@@ -40,17 +40,20 @@ class ReplayByKind(Replay):
         store: Store = None,  # how rows become bytes; None: whole rows in main memory
         **kwargs,  # when a batch is due
     ):
-        self._keep_kind(
-            type(self).__name__,
-            beta,
-            weight_norm,
-            kind=kind,
-            initial=initial,
-            alpha=alpha,
-            eps=eps,
-            stratified=stratified,
-            seed=seed,
-        )
+        who = type(self).__name__
+        self.kind = kind
+        if isinstance(kind, type) and issubclass(kind, Sampler):
+            names = {cls: name for name, cls in KINDS.items()}
+            self.kind = names.get(kind, kind.__name__)
+        else:
+            choice(who, 'kind', kind, KINDS)
+        choice(who, 'weight_norm', weight_norm, ('batch', 'memory'))
+        scheduled(who, 'beta', beta)
+        self.initial = initial
+        self.alpha = alpha
+        self.eps = eps
+        self.stratified = stratified
+        self.seed = seed
         column = None if initial in ('largest', 'max_ever') else initial
         super().__init__(
             source,
@@ -65,18 +68,6 @@ class ReplayByKind(Replay):
             initial=column,
             **kwargs,
         )
-
-    def _keep_kind(self, who, beta, weight_norm, **settings):
-        "Keep the settings of the sampler, if all of these mean something"
-        kind = settings['kind']
-        if isinstance(kind, type) and issubclass(kind, Sampler):
-            names = {cls: name for name, cls in KINDS.items()}
-            settings['kind'] = names.get(kind, kind.__name__)
-        else:
-            choice(who, 'kind', kind, KINDS)
-        choice(who, 'weight_norm', weight_norm, ('batch', 'memory'))
-        scheduled(who, 'beta', beta)
-        vars(self).update(settings)
 
     def _sampler_of(self, kind):
         "A sampler of this kind, with the settings that its constructor takes"
