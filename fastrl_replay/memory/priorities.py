@@ -131,7 +131,7 @@ class _Prioritized(Sampler):
         return dict(state, largest_ever=self.largest_ever, priorities=torch.from_numpy(p))
 
     def load_state_dict(self, state: dict):
-        "Continue where `state` was saved; if keys were reported, they must be those that were saved"
+        "Continue where `state` was saved; keys that were reported must be those that were saved"
         super().load_state_dict(state)
         who = type(self).__name__
         p = array(np.float64, None, low=0, high=LARGEST)
