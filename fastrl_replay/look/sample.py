@@ -125,7 +125,7 @@ def saved_priorities(timeline, key):
     if not timeline.parts or not place.lasts or 'priorities' not in place.meta['lasting']:
         return None
     file = place.new('priorities', place.ring, np.float64, by='slot')
-    told = place.told_to
+    told = place.reported
     kind = place.meta.get('priorities')
     here = key[key < told]
     p = file[here % place.ring]

@@ -111,12 +111,12 @@ class Place:
         return end, min(end, max(end - window, self.oldest_whole(), shown))
 
     @property
-    def told_to(self) -> int:
+    def reported(self) -> int:
         "Up to this key, the priorities that are kept here are those of the rows"
         return self.base + self.counters.item(TOLD)
 
-    @told_to.setter
-    def told_to(self, key):
+    @reported.setter
+    def reported(self, key):
         self.counters[TOLD] = key - self.base
 
     def rewind(self, end: int, floor: int = 0):

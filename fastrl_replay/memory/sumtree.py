@@ -68,19 +68,17 @@ def _groups_at(starts):
 
 
 @njit(inline=True)
-def _top(leaves, first, end, negative):
-    "The largest of some leaves, or of those above SMALLEST, negated"
+def _top(leaves, first, end):
+    "The largest of some leaves"
     best = -np.inf
     for i in range(first, end):
         p = leaves[_u(i)]
-        if negative:
-            p = -p if p > SMALLEST else -np.inf
         best = p if p > best else best
     return best
 
 
 @njit
-def _climb(nodes, peaks, starts, groups, negative):
+def _climb(nodes, peaks, starts, groups):
     "Bring the maxima of these groups, and what is above them, up to date"
     lowest = _groups_at(starts)
     m = len(groups)
@@ -92,9 +90,9 @@ def _climb(nodes, peaks, starts, groups, negative):
         for i in range(m):
             node = groups[_u(i)]
             if level > lowest:
-                best = _top(peaks, below + node * 8, below + node * 8 + 8, False)
+                best = _top(peaks, below + node * 8, below + node * 8 + 8)
             else:
-                best = _top(nodes, node * width, min(node * width + width, starts[1]), negative)
+                best = _top(nodes, node * width, min(node * width + width, starts[1]))
             at = _u(starts[level] - first + node)
             if peaks[at] != best:
                 peaks[at], groups[_u(k)], k = best, node, k + 1
@@ -102,39 +100,31 @@ def _climb(nodes, peaks, starts, groups, negative):
 
 # %% ../../nbs/memory/sumtree.ipynb #352601a4
 @njit(inline=True)
-def _moves(nodes, at, before, p, top, negative):
+def _moves(nodes, at, before, p, top):
     "Is the maximum of a group another one, because a leaf was `before` and is `p`?"
-    if negative:
-        before = -before if before > SMALLEST else -np.inf
-        p = -p if p > SMALLEST else -np.inf
     if p > top:
         return True
     if before != top or p == top:
         return False
     line = np.int64(at) >> 3 << 3
-    return _top(nodes, line, line + 8, negative) != top
+    return _top(nodes, line, line + 8) != top
 
 
 @njit
-def _update(nodes, peaks, lows, starts, idx, priority):
+def _update(nodes, peaks, starts, idx, priority):
     "Write leaves and update all nodes above"
     shift = 3 * _groups_at(starts)
-    higher = np.empty_like(idx)
-    lower = np.empty_like(idx)
+    changed = np.empty_like(idx)
     n = 0
-    m = 0
     for i in range(len(idx)):
         at = _u(idx[_u(i)])
         group = idx[_u(i)] >> shift
         p = priority[_u(i)]
         before, nodes[at] = nodes[at], p
-        if _moves(nodes, at, before, p, peaks[_u(group)], False):
-            higher[_u(n)], n = group, n + 1
-        if len(lows) and _moves(nodes, at, before, p, lows[_u(group)], True):
-            lower[_u(m)], m = group, m + 1
+        if _moves(nodes, at, before, p, peaks[_u(group)]):
+            changed[_u(n)], n = group, n + 1
     _add_up(nodes, starts, idx)
-    _climb(nodes, peaks, starts, higher[:n], False)
-    _climb(nodes, lows, starts, lower[:m], True)
+    _climb(nodes, peaks, starts, changed[:n])
 
 # %% ../../nbs/memory/sumtree.ipynb #6f997b18
 @njit(inline=True)
@@ -226,7 +216,6 @@ class SumTree:
     def __init__(
         self,
         capacity: int,  # how many indices
-        smallest: bool = False,  # keep the smallest positive priority, too
     ):
         self.capacity = whole('SumTree', 'capacity', capacity, 1, 2**31 - 1)
         self.starts = levels(self.capacity)
@@ -236,30 +225,16 @@ class SumTree:
         self.nodes = nodes[-nodes.ctypes.data % 64 // 8 :][: self.starts[-1]]
         self.leaves = self.nodes[: self.capacity]
         self._peaks = np.zeros(inner)
-        self._lows = np.full(inner if smallest else 0, -np.inf)
 
     total = property(lambda self: float(self.nodes[-1]), doc='The sum of all priorities')
     largest = property(lambda self: float(self._peaks[-1]), doc='The largest priority')
-    nbytes = property(
-        lambda self: self.nodes.nbytes + self._peaks.nbytes + self._lows.nbytes,
-        doc='Bytes reserved',
-    )
+    nbytes = property(lambda self: self.nodes.nbytes + self._peaks.nbytes, doc='Bytes reserved')
 
     def __len__(self):
         return self.capacity
 
     def __repr__(self):
         return f'SumTree of {self.capacity}, total {self.total:g}'
-
-    @property
-    def smallest(self):
-        "The smallest priority above 1e-290; infinity where there is none"
-        if not len(self._lows):
-            remedy = 'SumTree(capacity, smallest=True)'
-            raise AttributeError(
-                problem('SumTree', 'the smallest priority is not kept', remedy=remedy)
-            )
-        return float(-self._lows[-1])
 
     def update(
         self,
@@ -283,7 +258,7 @@ class SumTree:
         priority: np.ndarray,  # float64, of each, from 0 to 1e298
     ):
         "Set priorities, without checks"
-        _update(self.nodes, self._peaks, self._lows, self.starts, idx, priority)
+        _update(self.nodes, self._peaks, self.starts, idx, priority)
 
     def discard(
         self,

@@ -128,7 +128,7 @@ class Shard:
         now = int(time() * 1e6)
         replay.return_idxs = False  # keys of one shard would say nothing
         replay.in_worker(WorkerInfo(self.rank, self.n_shards, now if self.restarted else 0))
-        inserted = replay.totals()['inserted']
+        inserted = int(replay.memory.added)
         ids = replay.memory.environments.ids
         folder = replay.store and replay.store.folder
         envs = max(ids, default=-1) // self.n_shards + 1
@@ -149,9 +149,10 @@ class Shard:
         return dict(
             totals,
             **counts,
+            inserted=int(memory.added),
             rows=len(memory),
             has_columns=memory.dtype is not None,
-            added=totals['inserted'] - int(self.counts['rows_before']),
+            added=int(memory.added) - int(self.counts['rows_before']),
             process=self.process,
             n_calls=self.n_calls,
         )
@@ -184,7 +185,7 @@ class Shard:
         first = self.log.find(client, call)
         if first is None:
             steps = pickle.loads(data)
-            first = self.replay.totals()['inserted']
+            first = int(self.replay.memory.added)
             place = self.log.record(client, call, first, len(steps))
             try:
                 self.replay.add(steps)
@@ -199,7 +200,7 @@ class Shard:
         first_key = int(self.counts['first_key'])
         while n:  # more than once where more rows are asked for than there are
             self.replay.batches = batches  # for a schedule of β
-            k = min(n, max(self.replay.totals()['drawable'], 1))
+            k = min(n, max(len(self.replay), 1))
             batch = self.replay.sample(k).to('cpu')
             index = each_of(batch).rows['index']
             index[...] = (index + first_key) * self.n_shards + self.rank

@@ -15,7 +15,8 @@ from fastcore.basics import patch
 from ..steps.numbering import MAX_ENVS
 from ..replay.own_steps import StepRows, step_values
 from .ray_engine import RayEngine
-from .shards import as_feedback, by_shard
+from .shards import by_shard
+from ..replay.views import as_feedback
 from ..pipe import Pipe
 from ..replay.replay import Replay
 from ..steps.batches import each_of

@@ -37,7 +37,8 @@ from ..steps.locks import DrawOrderLock
 from ..pipe import Items, Pipe, WorkerInfo, stage, upstream, worker_info
 from .processes import Processes
 from .ray_engine import RayEngine
-from .shards import as_feedback, by_shard, weight_scales
+from .shards import by_shard, weight_scales
+from ..replay.views import as_feedback
 
 # %% ../../nbs/parallel/stage.ipynb #992018f1
 def _processes(method, address=None):

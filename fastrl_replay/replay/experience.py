@@ -39,6 +39,5 @@ class ExperienceReplay(Replay):
             sampler=sampler,
             default=lambda: Uniform(seed, replacement),
             store=store,
-            needs=1 if replacement else None,
             **kwargs,
         )

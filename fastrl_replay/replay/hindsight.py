@@ -532,7 +532,6 @@ class HindsightReplay(Replay):
             beta=beta,
             view=Hindsight(self.share, strategy, seed),
             store=store,
-            needs=1 if replacement else None,
             **kwargs,
         )
 

@@ -21,10 +21,9 @@ from fastrl_replay.steps.errors import (
     whole,
 )
 from ..steps.row_dtypes import differing_columns, extend_dtype
-from ..memory.links import as_keys
 from ..pipe import Pipe
 from .replay import Replay
-from .views import as_float64
+from .views import as_feedback
 from ..steps.states import anything, checked, integer, listed, real
 
 # %% ../../nbs/replay/mixture.ipynb #684b5fb2
@@ -104,20 +103,16 @@ class Mixture(Pipe):
             lines += [f'  {name}: ' + repr(r).replace('\n', '\n    ')]
         return '\n'.join(lines)
 
-    __str__ = __repr__
-
     def _check_replays(self, replays):
         "Raise where these can't be mixed"
-        if not isinstance(replays, dict) or len(replays) < 2:
+        several = isinstance(replays, dict) and len(replays) > 1
+        if not several or not all(isinstance(r, Replay) for r in replays.values()):
             raise ArgumentTypeError(
                 'Mixture',
                 'replays',
                 repr(replays)[:60],
-                "a dict of two or more, such as {'online': replay, 'demos': other}",
+                "a dict of two or more replays, such as {'online': replay, 'demos': other}",
             )
-        for name, r in replays.items():
-            if not isinstance(r, Replay):
-                raise ArgumentTypeError('Mixture', f'replay {name!r}', type(r).__name__, 'a replay')
         fed = [name for name, r in replays.items() if r.has_source]
         if len(fed) > 1:
             raise ArgumentError(
@@ -214,18 +209,8 @@ class Mixture(Pipe):
         td,  # what was learned of each: TD errors, a tensor or an array
     ):
         "Route TD errors to the replays of their rows; errors that are refused change nothing"
-        keys = as_keys(keys, who='Mixture').ravel()
+        keys, td = as_feedback('Mixture', keys, td)
         many = len(self.replays)
-        flat = as_float64('Mixture', td)
-        shape = np.shape(td)
-        if not shape or shape[0] != len(keys):
-            raise ArgumentError(
-                'Mixture',
-                'update_priorities: TD errors',
-                list(shape),
-                f'one for each of {len(keys)} keys',
-            )
-        td = flat.reshape(shape)
         mine = [
             (r, keys[keys % many == i] // many, td[keys % many == i])
             for i, r in enumerate(self.replays.values())
@@ -267,7 +252,7 @@ class Mixture(Pipe):
         others = {name: r.state_dict() for name, r in self.replays.items() if r is not self.fed}
         return dict(batches=self.batches, carried=self.carried.tolist(), others=others)
 
-    def _checked(self, state, remote=False):
+    def check_state(self, state, remote=False):
         form = dict(
             batches=integer(), carried=listed(real(-1e6, 1e6), len(self.replays)), others=anything
         )
@@ -283,11 +268,8 @@ class Mixture(Pipe):
         ready = [r.checked_states(state['others'][name], remote) for name, r in others.items()]
         return dict(state, others=[pair for pairs in ready for pair in reversed(pairs)])
 
-    def check_state(self, state):
-        return self._checked(state)
-
     def check_remote(self, state):
-        return self._checked(state, remote=True)
+        return self.check_state(state, remote=True)
 
     def restore(self, state):
         for stage, ready in state['others']:

@@ -6,11 +6,12 @@
 __all__ = ['ReplayByKind', 'PrioritizedReplay']
 
 # %% ../../nbs/replay/prioritized.ipynb #5320aca2
+from inspect import signature
 from fastcore.meta import delegates
-from ..steps.errors import choice, number
+from ..steps.errors import choice
 from ..memory.rows import Store
-from ..memory.priorities import sampler_of_kind
-from ..memory.samplers import SAMPLERS, Sampler
+from ..memory.priorities import KINDS
+from ..memory.samplers import Sampler
 from ..pipe import stage
 from .replay import PARTS, Replay, scheduled
 from .views import Transitions
@@ -26,7 +27,7 @@ class ReplayByKind(Replay):
         bs,  # rows, or sequences, in a batch
         max_sz,  # rows in memory
         *,
-        kind,  # a name in `SAMPLERS`, or a class
+        kind,  # a name in `KINDS`, or a class
         alpha,  # how much priorities count
         beta,  # how far weights correct for it
         view,  # a template
@@ -39,17 +40,20 @@ class ReplayByKind(Replay):
         store: Store = None,  # how rows become bytes; None: whole rows in main memory
         **kwargs,  # when a batch is due
     ):
-        self._keep_kind(
-            type(self).__name__,
-            beta,
-            weight_norm,
-            kind=kind,
-            initial=initial,
-            alpha=alpha,
-            eps=eps,
-            stratified=stratified,
-            seed=seed,
-        )
+        who = type(self).__name__
+        self.kind = kind
+        if isinstance(kind, type) and issubclass(kind, Sampler):
+            names = {cls: name for name, cls in KINDS.items()}
+            self.kind = names.get(kind, kind.__name__)
+        else:
+            choice(who, 'kind', kind, KINDS)
+        choice(who, 'weight_norm', weight_norm, ('batch', 'memory'))
+        scheduled(who, 'beta', beta)
+        self.initial = initial
+        self.alpha = alpha
+        self.eps = eps
+        self.stratified = stratified
+        self.seed = seed
         column = None if initial in ('largest', 'max_ever') else initial
         super().__init__(
             source,
@@ -65,35 +69,19 @@ class ReplayByKind(Replay):
             **kwargs,
         )
 
-    def _keep_kind(self, who, beta, weight_norm, **settings):
-        "Keep the settings of the sampler, if all of these mean something"
-        names = {cls: n for n, cls in SAMPLERS.items()}
-        kind = settings['kind']
-        if isinstance(kind, type) and issubclass(kind, Sampler):
-            settings['kind'] = names.get(kind, kind.__name__)
-        else:
-            choice(
-                who, 'kind', kind, sorted(SAMPLERS, key=str.swapcase)
-            )  # those of the library first
-        choice(who, 'weight_norm', weight_norm, ('batch', 'memory'))
-        for what in ('alpha', 'eps'):
-            number(who, what, settings[what])
-        scheduled(who, 'beta', beta)
-        vars(self).update(settings)
-
     def _sampler_of(self, kind):
-        "A sampler of this kind, with the settings that were kept"
-        return sampler_of_kind(
-            type(self).__name__,
-            kind,
+        "A sampler of this kind, with the settings that its constructor takes"
+        cls = KINDS[kind] if isinstance(kind, str) else kind
+        settings = dict(
             capacity=self.max_sz,
             alpha=self.alpha,
             eps=self.eps,
             seed=self.seed,
             stratified=self.stratified,
             max_ever=self.initial == 'max_ever',
-            least=self.weight_norm == 'memory',
         )
+        takes = signature(cls).parameters
+        return cls(**{name: x for name, x in settings.items() if name in takes})
 
 # %% ../../nbs/replay/prioritized.ipynb #ec0a83d2
 @stage('prioritized_replay')
@@ -126,7 +114,7 @@ class PrioritizedReplay(ReplayByKind):
             beta = self._beta_now()
         return dict(
             **counts,
-            ess=float(1 / (p**2).sum()) if len(p) else 0.0,
+            ess=0.0 if p is None or not len(p) else float(1 / (p**2).sum()),
             never_drawn=float((drawn == 0).mean()) if len(drawn) else 0.0,
             beta=beta,
         )

@@ -36,7 +36,7 @@ from .views import Transitions, View
 
 # %% ../../nbs/replay/replay.ipynb #ecf9bcdb
 # what subclasses set themselves
-PARTS = ['default', 'view', 'beta', 'weight_norm', 'initial', 'needs']
+PARTS = ['default', 'view', 'beta', 'weight_norm', 'initial']
 COUNTERS = 'sampled', 'batches', 'stale', '_n_yielded', 'counted'
 
 # %% ../../nbs/replay/replay.ipynb #230f3c16
@@ -66,13 +66,12 @@ class Replay(Pipe):
         max_sz,  # rows in memory
         *,
         sampler: Sampler = None,  # a template
-        default=None,  # makes the sampler where none is given
+        default=Uniform,  # makes the sampler if none is given
         view: View = Transitions(),  # a template
         store=None,  # how rows become bytes; None: whole rows in main memory
         beta=None,  # weight exponent: a number or a function of the batches so far; None: weights 1
         weight_norm='batch',  # the largest weight is 1 in each 'batch', or in the whole 'memory'
         initial=None,  # the column with the TD errors of new rows; None: the sampler decides
-        needs: int = None,  # how many must be there for a batch; None: as many as it has
         ratio: float = None,  # batches for each row that comes in; None: one batch for each block
         warmup: int = None,  # rows to add before the first batch; they don't count for `ratio`
         return_idxs: bool = False,  # yield (batch, its keys)
@@ -84,9 +83,13 @@ class Replay(Pipe):
         self.warmup = None if warmup is None else whole(who, 'warmup', warmup)
         if ratio is not None:
             number(who, 'ratio', ratio)
-        if isinstance(sampler, Sampler) and sampler.replacement:
-            needs = 1  # it draws a row as often as it likes
-        if (needs or self.bs) > self.max_sz:
+        self.weight_norm = weight_norm
+        self._given = dict(sampler=sampler)  # for the repr: the attribute is one that is in use
+        sampler = default() if sampler is None else sampler
+        sampler = self._own_sampler(self._checked_sampler(sampler, view, initial))
+        # some draw a row as often as they like
+        self._needs = 1 if sampler.replacement else None
+        if (self._needs or self.bs) > self.max_sz:
             raise ArgumentError(
                 who,
                 'bs and max_sz',
@@ -96,23 +99,19 @@ class Replay(Pipe):
             )
         super().__init__(source)
         self._no_source = self.source if source is None else None  # a source may be given later
-        self._needs = needs
         self.ratio = ratio
         self.return_idxs = return_idxs
         self.freeze_memory = freeze_memory
-        self.weight_norm = weight_norm
         self.store = store
         self.beta = beta
-        self._given = dict(sampler=sampler)  # for the repr: the attribute is one that is in use
-        sampler = default() if sampler is None else sampler
-        sampler = self._own_sampler(self._checked_sampler(sampler, view, initial))
         self._templates = (sampler, view)
         self._initial = initial
         self._fresh()
 
     def __len__(self):
         if not self._opened:
-            self._look()
+            with self.lock:
+                self._catch_up()
         return len(self.view)
 
     @property
@@ -127,8 +126,6 @@ class Replay(Pipe):
 
     def _own_sampler(self, sampler):
         "Return a given sampler with the replay's seed if it has none"
-        if self._given['sampler'] is None:
-            return sampler
         if sampler.seed is not None or getattr(self, 'seed', None) is None:
             return sampler
         sampler = copy(sampler)
@@ -140,36 +137,17 @@ class Replay(Pipe):
         who = type(self).__name__
         kind = type(sampler).__name__
         if not isinstance(sampler, Sampler):
-            is_class = isinstance(sampler, type) and issubclass(sampler, Sampler)
             raise ArgumentTypeError(
-                who,
-                'sampler',
-                repr(sampler)[:60],
-                'a Sampler, such as Uniform()',
-                f'sampler={sampler.__name__}(…)' if is_class else None,
+                who, 'sampler', repr(sampler)[:60], 'a Sampler, such as Uniform()'
             )
         if left_out(sampler, Sampler, 'sample'):
             raise ArgumentTypeError(
                 who, 'sampler', f'{kind} without sample', 'one that draws', 'add this method'
             )
-        told = view.follows or initial is not None
-        if told and left_out(sampler, Sampler, 'update'):
+        updates = view.follows or initial is not None
+        if updates and left_out(sampler, Sampler, 'update'):
             raise ArgumentTypeError(
                 who, 'sampler', f'{kind} without update', 'one that takes keys and their TD errors'
-            )
-        if sampler.capacity < self.max_sz:
-            raise ArgumentError(
-                who,
-                'sampler',
-                f'room for {sampler.capacity} keys',
-                f'room for max_sz={self.max_sz}',
-            )
-        if self.weight_norm == 'memory' and not sampler.keeps_least:
-            raise ArgumentError(
-                who,
-                "weight_norm='memory'",
-                f'{kind} that knows no smallest probability',
-                remedy=f'{kind}(…, least=True)',
             )
         return sampler
 
@@ -181,7 +159,9 @@ class Replay(Pipe):
         replay = ref(self)
         if first := self._own_steps():
             first.end_in(lambda: getattr(replay(), 'memory', None))
-        self.start_counting()
+        self.sampled = self.batches = self.stale = self._n_yielded = self.counted = 0
+        # how many rows had come when the pass began, or a batch could last be drawn
+        self._enough_at = 0
         self._unfollowed = None
         self._ones = np.ones(self.bs)
 
@@ -213,20 +193,30 @@ class Replay(Pipe):
             sampler=sampler,
             view=view,
             _steps=steps,
-            _told=0,  # the sampler knows rows up to this key
+            _reported=0,  # rows before this key were reported to the sampler
             _opened=False,  # do they go on with what lay there?
             _rewinds=None,  # see `_go_back`
         )
 
     def _check_columns(self, dtype):
-        "Raise where such rows can't be drawn, or don't say what `initial` asks them"
+        "Raise if the view, the sampler or `initial` need other columns than these"
         self.view.check_columns(dtype)
+        who = type(self).__name__
+        for name in self.sampler.columns:
+            if name not in dtype.names:
+                raise BlockError(
+                    who,
+                    f'column {name!r}, which is in {type(self.sampler).__name__}.columns',
+                    'missing',
+                    f'one of {", ".join(dtype.names)}',
+                    'add the column to the rows, or remove its name from `columns`',
+                )
         if self._initial is None:
             return
         kind = dtype[self._initial] if self._initial in dtype.names else None
         if kind is None or kind.kind not in 'fiu':
             raise BlockError(
-                type(self).__name__,
+                who,
                 f'initial={self._initial!r}',
                 'no column of these rows' if kind is None else kind,
                 'the column of the TD errors of new rows, one number a row',
@@ -315,10 +305,9 @@ class Replay(Pipe):
 
     def _holds(self, rows) -> bool:
         "Return True if these are the newest rows in memory"
-        n = len(rows)
-        if not 0 < n <= len(self.memory):
+        if not 0 < len(rows) <= len(self.memory):
             return False
-        newest = self.memory.take(self.memory.keys[-n:]).to('cpu').rows
+        newest = self.memory[-len(rows) :].to('cpu').rows
         return all(np.array_equal(newest[c], rows[c]) for c in ('env_id', 'episode_n', 'step_n'))
 
     @property
@@ -354,7 +343,7 @@ class Replay(Pipe):
         return np.concatenate(keys) if keys else np.zeros(0, np.int64)
 
     def _catch_up(self):
-        "Tell view and sampler which rows came and went; return how many can be drawn"
+        "Report to view and sampler which rows came and left; return how many can be drawn"
         end, oldest = self.memory.span
         if self.memory.rewinds != self._rewinds:
             self._go_back(self.memory.rewinds)
@@ -363,10 +352,10 @@ class Replay(Pipe):
         if self.view.follows:
             self._follow(end)
             return len(self.view)
-        if self._opened and (self._told != end or self.sampler.first < oldest):
-            self._tell_sampler(end, oldest)
+        if self._opened and (self._reported != end or self.sampler.first < oldest):
+            self._report_rows(end, oldest)
             if self.memory.place.lasts:
-                self._note_told()
+                self._note_reported()
         return end - oldest
 
     def _follow(self, end):
@@ -377,20 +366,20 @@ class Replay(Pipe):
             view.follow(*block)
         self._unfollowed = None
         view.refollow(end)  # where another process adds rows
-        if self._tell_sampler(end, self.memory.oldest) or block is not None:
-            self._note_told()
+        if self._report_rows(end, self.memory.oldest) or block is not None:
+            self._note_reported()
 
-    def _tell_sampler(self, end, oldest) -> bool:  # False: there is nothing to tell
+    def _report_rows(self, end, oldest, always=False) -> bool:  # False: there is nothing to report
         "Tell the sampler which rows came and left since the last time, and which can be drawn"
         sampler = self.sampler
         view = self.view
         drawable = view.completed(oldest) if view.follows else None
-        if view.follows and drawable is None:
+        if view.follows and drawable is None and not always:
             return False
         names = sampler.columns
         if self._initial is not None:
             names = *names, self._initial
-        first = max(self._told, oldest)
+        first = max(self._reported, oldest)
         while first < end:
             keys = np.arange(first, min(end, first + 2**20))
             first += len(keys)
@@ -408,17 +397,17 @@ class Replay(Pipe):
         if drawable is not None:
             if len(drawable):
                 sampler.update(drawable)
-            view.told()
-        self._told = end
+            view.reported()
+        self._reported = end
         return True
 
-    def _note_told(self):
+    def _note_reported(self):
         "Note in a directory up to which row priorities and the view's data are written"
         place = self.memory.place
         if self.view.follows:
             self.view.note()
         elif place.lasts and place.holds:
-            place.told_to = self._told
+            place.reported = self._reported
 
     def _open_parts(self, end):
         "Let view and sampler go on with what lies in the memory's place"
@@ -429,33 +418,28 @@ class Replay(Pipe):
             memory.forget_ages()
         # newer rows will be followed as they came
         end = end if self._unfollowed is None else self._unfollowed[1]
-        told = min(memory.place.told_to, end)
-        for until in sorted({told, end}):
+        reported = min(memory.place.reported, end)
+        for until in sorted({reported, end}):
             view.refollow(until)
-            self._tell_sampler(until, memory.oldest)
-            # before newer rows are told of, which lie in slots of older ones
-            if until == told:
+            self._report_rows(until, memory.oldest)
+            # before newer rows are reported, which take the slots of older ones
+            if until == reported:
                 sampler.attach(memory.place, True)
         self._opened = True
-        self._note_told()
-
-    def _look(self):
-        "See what lies in the memory's place"
-        with self.lock:
-            self._catch_up()
+        self._note_reported()
 
     def _go_back(self, rewinds):  # how often the process that writes has gone back
         "Forget all rows, unless this is the first look at them; what is there is read next"
         if self._rewinds is None:
             self._rewinds = rewinds
             return
-        sampler = self.sampler.fresh()
+        sampler = copy(self.sampler)
+        sampler.clear()
         view = self.view
-        sampler.draw_on(self.sampler)
         if view.follows:
             view = view.fresh(self.memory, type(self).__name__)
         # in one call
-        vars(self).update(sampler=sampler, view=view, _told=0, _opened=False, _rewinds=rewinds)
+        vars(self).update(sampler=sampler, view=view, _reported=0, _opened=False, _rewinds=rewinds)
 
     def __iter__(self):
         for _ in self.due_batches():
@@ -469,12 +453,6 @@ class Replay(Pipe):
     def needed(self, n: int) -> int:
         "How many must be there for a batch of `n`"
         return self._needs or n
-
-    def start_counting(self):
-        "As before the first row"
-        self.sampled = self.batches = self.stale = self._n_yielded = self.counted = 0
-        # how many rows had come when the pass began, or a batch could last be drawn
-        self._enough_at = 0
 
     def _count_rows(self, n):
         "Count those of `n` new rows that are beyond the warm-up, or all in a frozen memory"
@@ -677,29 +655,14 @@ class Replay(Pipe):
         "Return what can be sampled, oldest first; the lock is held"
         self._catch_up()
         sampler = self.sampler
-        view = self.view
-        key = view.keys if view.follows else self.memory.keys
-        if not len(view) or key is None:
+        key = self.view.keys if self.view.follows else sampler.keys
+        if key is None or not len(key):
             return None
-        if not view.follows and sampler.end:
-            key = np.arange(sampler.first, sampler.end)
-        alike = isinstance(sampler, Uniform) or getattr(sampler, 'alpha', None) == 0
-        p = (
-            np.asarray(sampler.probabilities())
-            if alike or not left_out(sampler, Sampler, 'probabilities')
-            else None
-        )
-        kept = (
-            np.asarray(sampler.kept())
-            if not alike and not left_out(sampler, Sampler, 'kept')
-            else None
-        )
-        p, kept = (x if x is not None and x.shape == key.shape else None for x in (p, kept))
         return dict(
             key=key,
-            length=view.lengths(key),
-            probability=p,
-            priority=kept,
+            length=self.view.lengths(key),
+            probability=sampler.probabilities(),
+            priority=sampler.kept(),
             kind=sampler.kind,
             without=0,
         )
@@ -716,6 +679,7 @@ class Replay(Pipe):
         "What a checkpoint holds"
         with self.lock:
             self._catch_up()
+            self._report_rows(*self.memory.span, always=True)
             sampler = self.sampler.state_dict()
             view = self.view.snapshot()
             counters = [getattr(self, c) for c in COUNTERS]
@@ -724,19 +688,47 @@ class Replay(Pipe):
                 self.memory.flush()
             steps = self._steps.snapshot()
             memory = self.memory.state_dict()
-            return dict(memory=memory, sampler=sampler, view=view, counters=counters, steps=steps)
+            return dict(
+                memory=memory,
+                sampler=sampler,
+                view=view,
+                counters=counters,
+                steps=steps,
+                added=self.memory.added,
+            )
 
     def check_state(self, state):
-        "Return new parts and counters from a saved state; raise if it is damaged or doesn't fit"
+        "Return this replay's attributes as they were saved; raise if damaged, or if it doesn't fit"
         state = self._check_saved_form(state)
         # on disk it is open from now on, or a state that is refused would keep the lock
         self.memory.span
-        new = self._new_parts(self.memory)
-        new['memory'].prepare(state['memory'])
-        self._check_saved_columns(new['memory'])
-        new['_steps'].load(state['steps'])
-        new['_opened'] = self._prepare_parts(new, state['sampler'], state['view'])
-        return dict(new, **dict(zip(COUNTERS, state['counters'])), _unfollowed=None, _enough_at=0)
+        loaded = object.__new__(type(self))
+        vars(loaded).update(vars(self), **self._new_parts(self.memory))
+        loaded._load(state)
+        return vars(loaded)
+
+    def _load(self, state):
+        "Let parts that are new hold what was saved"
+        memory = self.memory
+        memory.prepare(state['memory'])
+        try:
+            if memory.dtype is not None:
+                self._check_columns(memory.dtype)
+        except BlockError as e:
+            raise StateError(type(self).__name__, f'a saved memory of other columns: {e}') from None
+        self._steps.load(state['steps'])
+        vars(self).update(zip(COUNTERS, state['counters']), _unfollowed=None, _enough_at=0)
+        self.view.check_state(state['view'])
+        # sampler and view then begin with what lies in the memory's place
+        if (memory.reads_only or memory.missing) and self.view.follows:
+            return
+        if memory.reads_only and state['added'] != memory.added:
+            return  # its writer has gone on
+        self.view.restore(state['view'])
+        end, oldest = memory.span
+        self._opened = memory.added > 0
+        self._report_rows(end, oldest, always=True)
+        self.sampler.load_state_dict(dict(state['sampler'], first=oldest, end=end))
 
     def check_remote(self, state):
         "Check the state of a copy in a worker, whose directory may be on another machine"
@@ -750,54 +742,11 @@ class Replay(Pipe):
             view=anything,
             counters=listed(integer(), len(COUNTERS)),
             steps=anything,
+            added=integer(),
         )
         state = checked(type(self).__name__, form, state)
         self.memory.check_state(state['memory'])
         return state
-
-    def _prepare_parts(
-        self, new, saved, view
-    ) -> bool:  # False: they go on with what lies in the memory's place
-        "Let new parts hold what was saved"
-        memory = new['memory']
-        sampler = new['sampler']
-        self.view.check_state(view)
-        if (memory.reads_only or memory.missing) and self.view.follows:
-            return False
-        self.sampler.check_state(saved)
-        if saved['end']:
-            keys = [k for k in ('first', 'end', 'keys') if k in saved]
-            saved = dict(saved, **{k: saved[k] + memory.moved for k in keys})
-        # its writer has gone on
-        if memory.reads_only and saved['end'] != memory.span[0]:
-            return False
-        new['view'].restore(view)
-        sampler.load_state_dict(saved)
-        if memory.missing:
-            sampler.forget(memory.oldest)
-        self._check_saved_keys(new)
-        new['_told'] = sampler.end
-        return memory.added > 0
-
-    def _check_saved_columns(self, memory):
-        try:
-            if memory.dtype is not None:
-                self._check_columns(memory.dtype)
-        except BlockError as e:
-            raise StateError(type(self).__name__, f'a saved memory of other columns: {e}') from None
-
-    def _check_saved_keys(self, new):
-        "Raise where a sampler would draw what is not there"
-        memory, view, sampler = new['memory'], new['view'], new['sampler']
-        expected = view.keys if view.follows else memory.keys
-        # a sampler that has saved no keys is told of all
-        if sampler.end and not np.array_equal(sampler.keys, expected):
-            raise StateError(
-                type(self).__name__,
-                'a saved sampler that draws other keys than were saved',
-                f'keys {sampler.first} to {sampler.end - 1}',
-                f'{memory.oldest} to {memory.inserted - 1}',
-            )
 
     def restore(self, state):
         "Continue where `state` was saved"
@@ -807,7 +756,7 @@ class Replay(Pipe):
             if not self._opened:
                 return
             self.sampler.attach(self.memory.place, False)
-            self._note_told()
+            self._note_reported()
 
     def __getstate__(self):
         state = Pipe.__getstate__(self)
@@ -872,20 +821,14 @@ class Replay(Pipe):
         # a stage that holds it may have told it, and not the chain
         self._worker_here = os.getpid(), info
 
-    def totals(
-        self,
-    ) -> dict:  # rows that were added, how many can be drawn, sum and minimum of priorities
-        "What can be drawn, with all rows so far"
+    def totals(self) -> dict:
+        "Return how many can be drawn, and the sum and the minimum of their priorities"
         with self.lock:
-            n = self._catch_up()
-            sampler = self.sampler
-            least = sampler.least * sampler.mass if n and sampler.keeps_least else 0.0
-            return dict(
-                inserted=int(self.memory.added),
-                drawable=n,
-                mass=float(getattr(sampler, 'total', sampler.mass)) if n else 0.0,
-                least=float(least),
-            )
+            drawable = self._catch_up()
+            mass = float(self.sampler.mass) if drawable else 0.0
+            known = drawable and self.weight_norm == 'memory'
+            least = float(self.sampler.least) * mass if known else 0.0
+            return dict(drawable=drawable, mass=mass, least=least)
 
 # %% ../../nbs/replay/replay.ipynb #3ee60186
 def scheduled(
@@ -911,6 +854,3 @@ def as_fraction(
         return x
     simple = Fraction(float(x)).limit_denominator(1_000_000)
     return simple if float(simple) == float(x) else Fraction(repr(float(x)))
-
-# %% ../../nbs/replay/replay.ipynb #749ffeb7
-Replay.__str__ = Replay.__repr__

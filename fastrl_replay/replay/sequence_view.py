@@ -355,7 +355,7 @@ class SequenceView(View):
         self.hidden[at] = states
         self._index[keys % len(self._index)] = at
 
-    def told(self):
+    def reported(self):
         self._completed = _NO_KEYS
         self._counters[LEFT] = 0
 
@@ -421,7 +421,7 @@ class SequenceView(View):
         "Return how far a read-only process may follow: as far as states of sequences are stored"
         if not self.memory.reads_only or not self._tracks.hiddens.shape[2]:
             return end
-        return min(end, self.memory.place.told_to)
+        return min(end, self.memory.place.reported)
 
     def _plan_of(self, dtype):
         plan = self._plan.copy()
@@ -566,6 +566,7 @@ class SequenceView(View):
         keys = sequences['first']
         self.steps[keys % len(self.steps)] = sequences['steps']
         self._counters[:] = 0, self.memory.oldest, len(keys), self.memory.inserted, 0
+        self._completed = keys
         self._tracks = _Tracks(**{k: tracks[k].copy() for k in _Tracks._fields})
         states = sequences.get('hidden')
         if states is None:

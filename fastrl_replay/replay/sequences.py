@@ -100,7 +100,7 @@ class SequenceReplay(ReplayByKind):
             sequences=len(keys),
             steps_mean=mean,
             padded=1 - mean / self.length,
-            ess=float(1 / (p**2).sum()) if len(p) else 0.0,
+            ess=0.0 if p is None or not len(p) else float(1 / (p**2).sum()),
             never_drawn=float((drawn == 0).mean()),
             drawn_max=int(drawn.max()),
         )

@@ -280,12 +280,10 @@ def darts_hit(s, plain, n):
 
 
 def make(kind, capacity, alpha=0.6, eps=1e-6, seed=0, **kw):
-    if kind is Proportional:
-        kw['least'] = True
     return kind(capacity, alpha, eps, seed, **kw)
 
 
-ACTS = 'added', 'added', 'update', 'update', 'sample', 'save', 'refused', 'given', 'forget'
+ACTS = 'added', 'added', 'update', 'update', 'sample', 'save', 'given', 'forget'
 
 
 @pytest.mark.parametrize('kind', [Proportional, Ranked])
@@ -302,7 +300,7 @@ ACTS = 'added', 'added', 'update', 'update', 'sample', 'save', 'refused', 'given
 def test_story_of_priorities(kind, capacity, alpha, eps, stratified, ever, start, story):
     """Whatever is added, evicted, learned and drawn, the sampler agrees with the dict.
 
-    A refused update changes nothing, and restored twins continue to the bit."""
+    Restored twins continue to the bit."""
     options = dict(alpha=alpha, eps=eps, stratified=stratified, max_ever=ever)
     alive, end = [make(kind, capacity, seed=7, **options)], start
     plain = Plain(kind, capacity, alpha, eps, ever)
@@ -336,15 +334,9 @@ def test_story_of_priorities(kind, capacity, alpha, eps, stratified, ever, start
             size = int(rng.choice([0, 1, 5, rng.integers(3 * capacity)]))
             keys = rng.choice(sorted(plain.p), size=size)
             td = 10 ** rng.uniform(-6, 6) * rng.choice([rng.normal(size=size), np.zeros(size)])
-            if do == 'update':
-                for s in alive:
-                    s.update(keys, td)
-                plain.update(keys.tolist(), td.tolist())
-            elif size:
-                at = int(rng.integers(size))
-                td[at:] = rng.choice([np.nan, np.inf, -np.inf])
-                with pytest.raises(ValueError, match=f'{kind.__name__}: TD error at place {at};'):
-                    alive[0].update(keys, td)
+            for s in alive:
+                s.update(keys, td)
+            plain.update(keys.tolist(), td.tolist())
         for s in alive:
             agree(s, plain)
 
@@ -369,18 +361,10 @@ def test_priorities_that_are_all_zero_can_be_drawn(kind):
 
 
 @pytest.mark.parametrize('kind', [Proportional, Ranked])
-def test_impossible_options_and_errors_are_named(kind):
+def test_impossible_options_are_named(kind):
     for option in dict(alpha=-1), dict(alpha=np.nan), dict(eps=-1e-9), dict(capacity=2.5):
         with pytest.raises(ValueError, match=next(iter(option))):
             kind(**{'capacity': 5, **option})
-    s = make(kind, 3, alpha=0)
-    s.added(np.arange(3))
-    s.update(np.arange(3))
-    before = s.probabilities().tolist()
-    for td in np.nan, np.inf:
-        with pytest.raises(ValueError, match=f'place 1; got {td}'):
-            s.update(np.array([2, 0, 1]), np.array([5.0, td, np.nan]))
-    assert s.probabilities().tolist() == before
 
 
 @pytest.mark.parametrize('kind', [Proportional, Ranked])

@@ -20,7 +20,7 @@ capacities = st.sampled_from(SIZES) | st.integers(1, 5000)
 
 
 def filled(p):
-    t = SumTree(len(p), True)
+    t = SumTree(len(p))
     t.update(np.arange(len(p)), p)
     return t
 
@@ -31,7 +31,6 @@ def check(t, p):
     assert abs(t.total - math.fsum(p)) <= 1e-14 * math.fsum(p)
     assert t.total == filled(p).total
     assert t.largest == p.max()
-    assert t.smallest == min(p[p > 1e-290], default=INF)
 
 
 def wide(rng, n):
@@ -49,7 +48,7 @@ ACTS = 'some', 'one', 'same', 'zeros', 'grid', 'bad'
 @given(capacities, st.lists(st.tuples(st.integers(0, 2**32), st.sampled_from(ACTS)), max_size=8))
 def test_story_of_updates(capacity, story):
     "Duplicates among them, and refused ones between, which change nothing"
-    t, p = SumTree(capacity, True), np.zeros(capacity)
+    t, p = SumTree(capacity), np.zeros(capacity)
     for seed, act in story:
         rng = np.random.default_rng(seed)
         n = dict(one=1, grid=12).get(act, int(rng.integers(1, 2 * capacity + 2)))
@@ -75,18 +74,15 @@ def test_story_of_updates(capacity, story):
 
 
 @pytest.mark.parametrize('n', [1, 8, 9, 65, 600])
-def test_largest_and_smallest_come_and_go(n):
-    "One leaf up and down: also if the largest or smallest shrinks, grows, vanishes or has an equal"
-    rng, t, p = np.random.default_rng(n), SumTree(n, True), np.zeros(n)
+def test_the_largest_comes_and_goes(n):
+    "One leaf up and down: also if the largest shrinks, grows, vanishes or has an equal"
+    rng, t, p = np.random.default_rng(n), SumTree(n), np.zeros(n)
     for i in range(500):
         at = int(rng.choice([rng.integers(n), p.argmax(), np.where(p > 0, p, INF).argmin()]))
         p[at] = rng.choice([0, 1, 2, rng.random(), 5e-324, LARGEST, p.max(), p[at] / 2])
         t.update(at, p[at])
         assert t.largest == p.max()
-        assert t.smallest == min(p[p > 1e-290], default=INF)
     check(t, p)
-    with pytest.raises(AttributeError, match='smallest=True'):
-        SumTree(3).smallest
 
 
 def test_extreme_priorities():
@@ -171,7 +167,7 @@ def test_shapes_and_dtypes():
         grid = np.arange(24, dtype=dtype).reshape(4, 6)
         for a in grid, grid.T, grid[::2, ::-1], grid.astype(grid.dtype.newbyteorder()):
             assert (t[a] == p[a]).all()
-            u, q = SumTree(24, True), np.zeros(24)
+            u, q = SumTree(24), np.zeros(24)
             u.update(a, np.asfortranarray(p[a]))
             q[a] = p[a]
             check(u, q)

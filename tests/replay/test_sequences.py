@@ -598,7 +598,7 @@ def test_seeds():
     ],
 )
 def test_arguments_are_checked(kw, words):
-    with pytest.raises(ValueError, match=f'^SequenceReplay: .*{words}'):
+    with pytest.raises(ValueError, match=f'^(SequenceReplay|Proportional): .*{words}'):
         made(**kw)
 
 

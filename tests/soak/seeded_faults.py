@@ -128,8 +128,8 @@ FAULTS = [
     Fault(
         3,
         'memory/sumtree.py',
-        'if not (0 <= idx[i] < capacity and 0.0 <= priority[i] <= LARGEST):',
-        'if not (0 <= idx[i] < capacity):',
+        'wrong = ~((p >= low) & (p <= high))',
+        'wrong = ~(p <= high)',
         'memory/test_sumtree.py',
     ),
     Fault(
@@ -163,8 +163,8 @@ FAULTS = [
     Fault(
         5,
         'memory/samplers.py',
-        "self._count = state['count']",
-        'self._count = 0',
+        "self._random_count = state['count']",
+        'self._random_count = 0',
         'memory/test_samplers.py replay/test_replay.py',
     ),
     Fault(
@@ -178,7 +178,7 @@ FAULTS = [
     Fault(
         5,
         'memory/priorities.py',
-        "self.largest_ever = ready['largest_ever']",
+        "self.largest_ever = saved['largest_ever']",
         'pass',
         'replay/test_prioritized.py memory/test_samplers.py',
     ),
@@ -240,9 +240,9 @@ FAULTS = [
     ),
     Fault(
         9,
-        'memory/draws.py',
-        'self._seed = random_seed(self.seed)',
-        'self._seed = random_seed(None)',
+        'memory/samplers.py',
+        'self._random_seed = random_seed(seed)',
+        'self._random_seed = random_seed(None)',
         'replay/test_replay.py memory/test_samplers.py',
     ),
     Fault(
