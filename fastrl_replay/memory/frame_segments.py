@@ -152,7 +152,7 @@ class FileSegments(Segments):
             if last not in self.known or self.known[last].ndim == 1:
                 self.numbers[[NEXT, END]] = self.numbers[ROOM]
 
-    def follow(self):
+    def refresh(self):
         "See what the process that writes has done: raw segments may be packed now"
         self.stand()
         if self.codec:

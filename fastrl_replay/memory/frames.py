@@ -238,12 +238,12 @@ class FrameRows(OpenStore):
             log.segments.reopen()
             log.before = log.frames
 
-    def follow(self):
+    def refresh(self):
         "See which frames have come and gone"
         with self._lock:
             self._numbers[:] = self._lasting
             for log in self._logs:
-                log.segments.follow()
+                log.segments.refresh()
 
     def some_columns(self, slots, names):
         "Return the columns without frames among these, of the rows in these slots"

@@ -31,7 +31,7 @@ from fastrl_replay.memory.links import (
     COUNTERS,
     INSERTED,
     OLDEST,
-    SLOTS,
+    RING,
     Links,
     acceptable,
     count_drawn,
@@ -188,7 +188,7 @@ class OpenStore:
     def reopen(self):
         "Go on with what lies in the place"
 
-    def follow(self):
+    def refresh(self):
         "See what the process has done that writes"
 
     def close(self):
@@ -469,16 +469,16 @@ def _add_rows(numbers, plan, env_id):
     "Take a block in, or nothing of it; the place's counters say first what will be written"
     size = plan[SIZE]
     n = len(env_id)
-    max_sz = numbers[SLOTS]
+    ring = numbers[RING]
     inserted = numbers[INSERTED]
     address = env_id.ctypes.data - plan[ENV]
     if n > 1 and env_id.strides[0] != size:
         return False  # not contiguous
     if not acceptable(numbers, plan, address, n):
         return False
-    stay = min(n, max_sz)  # of a block that is larger than the memory, the last rows
-    slot = (inserted + n - stay) % max_sz
-    first = min(stay, max_sz - slot)
+    stay = min(n, ring)  # of a block that is larger than the memory, the last rows
+    slot = (inserted + n - stay) % ring
+    first = min(stay, ring - slot)
     src = address + (n - stay) * size
     counters = longs_at(numbers[COUNTERS], 2)
     counters[RESERVED] = max(counters[RESERVED], counters[COMMITTED] + n)
@@ -492,7 +492,7 @@ def _add_rows(numbers, plan, env_id):
 def _draw_rows(numbers, plan, keys, weights, out):
     "Copy rows by key into a batch; 0, and nothing is done: one of these keys is not valid"
     size = plan[SIZE]
-    max_sz = numbers[SLOTS]
+    ring = numbers[RING]
     oldest = numbers[OLDEST]
     inserted = numbers[INSERTED]
     n = len(keys)
@@ -504,14 +504,14 @@ def _draw_rows(numbers, plan, keys, weights, out):
     if low < oldest or high >= inserted:
         return 0
     source, out_size, index_at, weight_at = plan[_ROWS:]
-    mem = bytes_at(source, max_sz * size)
-    # key + offset is the slot, or max_sz more
-    offset = oldest % max_sz - oldest
+    mem = bytes_at(source, ring * size)
+    # key + offset is the slot, or ring more
+    offset = oldest % ring - oldest
     touched = _u8(0)
     for i in range(n):
         slot = keys[_u64(i)] + offset
-        if slot >= max_sz:
-            slot -= max_sz
+        if slot >= ring:
+            slot -= ring
         touched |= mem[_u64(slot * size)]
     dst = out.ctypes.data
     index = longs_at(dst, len(out) >> 3)
@@ -519,8 +519,8 @@ def _draw_rows(numbers, plan, keys, weights, out):
     for i in range(n):
         key = keys[_u64(i)]
         slot = key + offset
-        if slot >= max_sz:
-            slot -= max_sz
+        if slot >= ring:
+            slot -= ring
         memmove(dst, source + slot * size, size)
         index[_u64(index_at)], weight[_u64(weight_at)] = key, weights[_u64(i)]
         dst = dst + out_size

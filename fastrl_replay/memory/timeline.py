@@ -181,7 +181,7 @@ class Timeline:
         if not self._parts:
             return self.place.base, self.place.base
         if self.reads_only:
-            self._follow()
+            self._refresh()
         numbers = self._parts[0].tables.numbers
         return numbers.item(INSERTED), numbers.item(OLDEST)
 
@@ -190,7 +190,7 @@ class Timeline:
         "Dense numbers of environments"
         return self._parts[0].tables.envs if self._parts else Environments()
 
-    def _follow(self):
+    def _refresh(self):
         "See what the process has done that writes"
         self.place.check_there()
         rewinds = self.place.counters.item(REWINDS)
@@ -199,8 +199,8 @@ class Timeline:
             self._gave = False
             self.place.base = self._next_base(self.place)
         self.rewinds = rewinds
-        self._parts[0].stand_at(self.place.span(self.max_sz))
-        self._parts[1].follow()  # after it: what these rows need has come by now
+        self._parts[0].refresh(self.place.span(self.max_sz))
+        self._parts[1].refresh()  # after it: what these rows need has come by now
 
     def were_there(
         self,
@@ -226,7 +226,7 @@ class Timeline:
         "Numbers of environments under way, but for those that have been silent for long"
         return self._parts[0].going_on if self._parts else np.zeros(0, np.int64)
 
-    def stands(self) -> np.ndarray:  # of `standing_dtype`
+    def last_steps(self) -> np.ndarray:  # of `standing_dtype`
         "Return where each environment stands; a new episode begins if its last row is gone"
         if not self._parts or not {'total_reward', 'next_state'} <= {*self.dtype.names}:
             return np.zeros(0, standing_dtype(NO_ROWS))
@@ -710,7 +710,7 @@ class Timeline:
         place.base = base if goes_on else self._next_base(place)
         parts = line, store, _ = self._parts_in(place, dtype)
         store.reopen()
-        line.stand_at(place.span(self.max_sz))
+        line.refresh(place.span(self.max_sz))
         if not self.reads_only:
             line.reopen(store.episodes)
         self._gate.layout = self._gate.make_layout(self.who, dtype)
