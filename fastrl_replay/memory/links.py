@@ -26,7 +26,7 @@ from fastrl_replay.steps.episodes import (
 )
 from ..steps.nans import NaNSearch, has_nan
 from ..steps.numbering import MAX_ENVS, Environments, grown, number_of
-from .places import AGES, COMMITTED, MainMemory, Place, in_parts
+from .places import COMMITTED, MainMemory, Place, in_parts
 from ..steps.states import array, checked, integer, listed
 
 # %% ../../nbs/memory/links.ipynb #95ae7358
@@ -247,7 +247,7 @@ class Links:
         kept = self.going_on
         arrays = dict(env_ids=envs.ids[kept], last=envs.last[kept], last_key=last_key[kept])
         if not self.place.lasts:
-            arrays['drawn'] = self._drawn[self.keys % self.ring]
+            arrays['drawn'] = self.drawn[self.keys % self.ring]
         tensors = {k: torch.from_numpy(a) for k, a in arrays.items()}
         return dict(base=self.place.base, counters=numbers[:RING].tolist(), **tensors)
 
@@ -255,7 +255,6 @@ class Links:
         self,
         state: dict,  # as it was saved
         base: int,  # the first key here
-        rows=True,  # True: the state has draw counts, and `relink` follows; False: files have them
     ):
         "Become what was saved; this object must be new"
         form = dict(
@@ -265,7 +264,7 @@ class Links:
             last=array(np.int32, None, 3),
             last_key=array(np.int64, None, low=-1),
         )
-        if rows:
+        if 'drawn' in state:  # or files have the counts
             form['drawn'] = array(np.int32, None)
         saved = checked(self.who, form, state)
         (inserted, oldest, *_), last_key = saved['counters'], saved['last_key']
@@ -275,14 +274,14 @@ class Links:
             saved['base'] <= oldest <= inserted <= oldest + self.max_sz
             and len(envs) == len(saved['env_ids']) == len(saved['last']) == len(last_key)
             and last_key.max(initial=-1) < inserted
-            and (not rows or len(saved['drawn']) == inserted - oldest)
+            and len(saved.get('drawn', range(oldest, inserted))) == inserted - oldest
         )
         if not fits:
             raise self._damaged(f'keys {oldest} to {inserted - 1}, {len(envs)} environments')
         envs.last[:] = saved['last']
         self._use(saved['counters'], envs, last_key.copy())
         self.move(base - saved['base'])
-        if rows:
+        if 'drawn' in saved:
             self._drawn[self.keys % self.ring] = saved['drawn']
 
     def relink(
@@ -321,6 +320,17 @@ class Links:
         numbers[OLDEST] = min(self.inserted, max(oldest, key))
         return self.oldest - oldest
 
+    def newest(
+        self,
+        episodes,  # (slots) → a structured array: episode columns of the rows in them
+    ) -> np.ndarray:  # keys
+        "Return the newest row of each environment, and cut links that lead beyond the last row"
+        newest = {}
+        for keys in in_parts(self.oldest, self.inserted, 1 << 20):
+            keys = self._without_next(keys)
+            newest.update(zip(episodes(keys % self.ring)['env_id'].tolist(), keys.tolist()))
+        return np.array([*newest.values()], np.int64)
+
     def _without_next(self, keys):
         "Return those of these keys that have no next row; cut links that lead beyond the last row"
         found = np.empty(len(keys), np.int64)
@@ -334,21 +344,16 @@ class Links:
         episodes,  # (slots) → a structured array: episode columns of the rows in them
     ):
         "Find out from the rows that are here which episodes are under way"
-        newest = {}
-        for keys in in_parts(self.oldest, self.inserted, 1 << 20):
-            keys = self._without_next(keys)
-            newest.update(zip(episodes(keys % self.ring)['env_id'].tolist(), keys.tolist()))
-        keys = np.array([*newest.values()], np.int64)
+        keys = self.newest(episodes)
         rows = episodes(keys % self.ring)
         self._admit_saved(rows['env_id'])
-        numbers, envs, last_key = self.tables
+        _, envs, last_key = self.tables
         ended = rows['terminated'] | rows['truncated']
         if self.plan[N_STEPS] >= 0:
             ended &= rows['n'] <= 1
         n = len(keys)
         last_key[:n] = keys
         envs.last[:n] = np.stack([rows['episode_n'], rows['step_n'], ~ended], 1)
-        numbers[AGE_SUM:RING] = self.place.counters[AGES]
 
     def cut(self):
         "Cut links that lead beyond the last row"

@@ -8,6 +8,7 @@ __all__ = ['STORES', 'BatchPlan', 'as_steps', 'Store', 'OpenStore', 'check_weigh
 
 # %% ../../nbs/memory/rows.ipynb #71b45ec8
 import os
+from functools import cached_property
 from pathlib import Path
 import numpy as np, torch
 from ..steps.compiled import bytes_at, floats_at, longs_at, memmove, njit
@@ -53,9 +54,15 @@ class BatchPlan:
             dtype, **{n: d for n, d in _BATCH.items() if n not in dtype.names}
         )
         self.itemsize, self.plain = self.dtype.itemsize, plain_columns(self.dtype)
+        self._row = dtype
         # where they are in a row
         self.index_at = self.dtype.fields['index'][1]
         self.weight_at = self.dtype.fields['weight'][1]
+
+    @cached_property
+    def window(self) -> np.dtype:
+        "The rows of a window"
+        return extend_dtype(self._row, mask='?')
 
     def steps(self, out, n):
         "Bytes as a batch"
@@ -190,9 +197,6 @@ class OpenStore:
 
     def refresh(self):
         "See what the process has done that writes"
-
-    def close(self):
-        "Nothing more will be written"
 
     def stats(self) -> dict:
         return {}  # what else there is to say of it

@@ -185,7 +185,7 @@ class Replay(Pipe):
         self._unfollowed = None
         self._ones = np.ones(self.bs)
 
-    def _new_parts(self, older=None):  # a memory whose place the new one will take
+    def _new_parts(self):
         "Memory, sampler and view by name, with nothing in them"
         # no circle: a memory would outlive it
         who, (sampler, view), replay = type(self).__name__, self._templates, ref(self)
@@ -195,14 +195,7 @@ class Replay(Pipe):
                 replay()._check_columns(dtype)
 
         memory = Timeline(
-            self.max_sz,
-            self.store,
-            who,
-            check,
-            older,
-            view.counted,
-            after=vars(self).get('memory'),
-            align=self.max_sz,
+            self.max_sz, self.store, who, check, view.counted, after=vars(self).get('memory')
         )
         sampler = sampler.fresh(waits=view.follows, capacity=self.max_sz)
         view = view.fresh(memory, who)
@@ -425,8 +418,6 @@ class Replay(Pipe):
         memory = self.memory
         sampler = self.sampler
         view = self.view
-        if not self.sampled:
-            memory.forget_ages()
         # newer rows will be followed as they came
         end = end if self._unfollowed is None else self._unfollowed[1]
         told = min(memory.place.told_to, end)
@@ -730,9 +721,9 @@ class Replay(Pipe):
         "Return new parts and counters from a saved state; raise if it is damaged or doesn't fit"
         state = self._check_saved_form(state)
         # on disk it is open from now on, or a state that is refused would keep the lock
-        self.memory.span
-        new = self._new_parts(self.memory)
-        new['memory'].prepare(state['memory'])
+        self.memory.ensure_open()
+        new = self._new_parts()
+        new['memory'].prepare(state['memory'], self.memory)
         self._check_saved_columns(new['memory'])
         new['_steps'].load(state['steps'])
         new['_opened'] = self._prepare_parts(new, state['sampler'], state['view'])

@@ -504,7 +504,7 @@ class SequenceView(View):
         if len(self._index) and not (self.memory.place.lasts and self.memory.place.holds):
             sequences['hidden'] = self.hidden[self._index[keys % len(self._index)]]
         self._known_envs()
-        going_on = self.memory.going_on
+        going_on = self.memory.parts[0].going_on
         sequences = _tensors(sequences)
         tracks = _tensors({k: a[going_on] for k, a in self._tracks._asdict().items()})
         if len(self._index):
