@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['INSERTED', 'OLDEST', 'AGE_SUM', 'AGE_MAX', 'RING', 'LINK', 'BACK', 'DRAWN', 'LAST_KEY', 'LAST', 'N_LAST', 'NUMBER',
-           'N_NUMBER', 'WINDOW', 'COUNTERS', 'UNTIL', 'NOTED', 'N_NOTED', 'SHARED', 'PATIENCE', 'reach', 'Tables',
-           'Links', 'acceptable', 'link_rows', 'as_keys', 'first_invalid', 'count_noted', 'count_drawn']
+           'N_NUMBER', 'WINDOW', 'COUNTERS', 'UNTIL', 'NOTED', 'N_NOTED', 'SHARED', 'PATIENCE', 'SAVED_LINKS', 'reach',
+           'Tables', 'Links', 'acceptable', 'link_rows', 'as_keys', 'first_invalid', 'count_noted', 'count_drawn']
 
 # %% ../../nbs/memory/links.ipynb #fa703b94
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from fastrl_replay.steps.episodes import (
 from ..steps.nans import NaNSearch, has_nan
 from ..steps.numbering import MAX_ENVS, Environments, grown, number_of
 from .places import COMMITTED, MainMemory, Place, in_parts
-from ..steps.states import array, checked, integer, listed
+from ..steps.states import array, integer, listed
 
 # %% ../../nbs/memory/links.ipynb #95ae7358
 # what stands where: counters, how many slots there are, then addresses and lengths
@@ -43,6 +43,17 @@ N_NOTED = 17
 SHARED = 18
 
 PATIENCE = 1 << 14
+
+
+# the form of a saved state
+SAVED_LINKS = dict(
+    base=integer(),
+    counters=listed(integer(), RING),
+    env_ids=array(np.int32, None, low=0, high=MAX_ENVS - 1),
+    last=array(np.int32, None, 3),
+    last_key=array(np.int64, None, low=-1),
+    drawn=array(np.int32, None),  # empty: files have the counts
+)
 
 
 def reach(max_sz):
@@ -72,12 +83,10 @@ class Links:
         who: str = 'Timeline',  # who keeps the rows, for errors
         spare: int = 0,  # extra slots, which keep rows for a while after they leave the memory
     ):
-        self.who, self.max_sz, self.ring, self._search = (
-            who,
-            max_sz,
-            max_sz + spare,
-            NaNSearch(dtype),
-        )
+        self.who = who
+        self.max_sz = max_sz
+        self.ring = max_sz + spare
+        self._search = NaNSearch(dtype)
         self.place = place = MainMemory(who) if place is None else place
         layout = RowLayout(who, dtype, strict=False)
         # where kernels look in a row
@@ -157,12 +166,6 @@ class Links:
         found = np.flatnonzero(under_way if self.place.writes else envs.ids >= 0)
         return found[np.argsort(envs.ids[found])]
 
-    def accepts(self, rows) -> bool:  # a structured array
-        "Can these rows be taken as they are? Rows that don't lie together can't"
-        return rows.flags.c_contiguous and acceptable(
-            self.tables.numbers, self.plan, rows.ctypes.data, len(rows)
-        )
-
     def reserve(self, n) -> np.ndarray:  # the slots of the last of them, as many as there are slots
         "Rows that `n` new ones will overwrite count as gone from now on"
         numbers = self.tables.numbers
@@ -206,14 +209,10 @@ class Links:
             remedy='ask valid(keys) first, or keep more rows (max_sz)',
         )
 
-    def count(self):
-        "Count the draws that were noted, before somebody looks, or keys change their meaning"
-        count_noted(self.tables.numbers)
-
     @property
     def drawn(self) -> np.ndarray:  # int32, of each slot
         "How often the row that lies there was drawn"
-        self.count()
+        count_noted(self.tables.numbers)
         return self._drawn
 
     def walk(
@@ -234,9 +233,7 @@ class Links:
         length: int,  # of each window
     ) -> np.ndarray:  # [len(keys), length]; -1 where the episode has ended
         "The slots of the rows that follow each other from these keys on"
-        bad = first_invalid(self.tables.numbers, keys)
-        if bad >= 0:
-            self.refuse_key(keys[bad])
+        self.slots(keys)
         slots = np.empty((len(keys), length), np.int64)
         _window_slots(self.tables.numbers, keys, slots)
         return slots
@@ -245,43 +242,45 @@ class Links:
         "Return counters, environments, and how often rows were drawn, unless that is in files"
         numbers, envs, last_key = self.tables
         kept = self.going_on
-        arrays = dict(env_ids=envs.ids[kept], last=envs.last[kept], last_key=last_key[kept])
-        if not self.place.lasts:
-            arrays['drawn'] = self.drawn[self.keys % self.ring]
+        counted = [] if self.place.lasts else self.keys % self.ring
+        arrays = dict(
+            env_ids=envs.ids[kept],
+            last=envs.last[kept],
+            last_key=last_key[kept],
+            drawn=self.drawn[counted],
+        )
         tensors = {k: torch.from_numpy(a) for k, a in arrays.items()}
         return dict(base=self.place.base, counters=numbers[:RING].tolist(), **tensors)
 
     def load_state_dict(
         self,
-        state: dict,  # as it was saved
+        saved: dict,  # as it was saved, in the form `SAVED_LINKS`
         base: int,  # the first key here
     ):
         "Become what was saved; this object must be new"
-        form = dict(
-            base=integer(),
-            counters=listed(integer(), RING),
-            env_ids=array(np.int32, None, low=0, high=MAX_ENVS - 1),
-            last=array(np.int32, None, 3),
-            last_key=array(np.int64, None, low=-1),
-        )
-        if 'drawn' in state:  # or files have the counts
-            form['drawn'] = array(np.int32, None)
-        saved = checked(self.who, form, state)
         (inserted, oldest, *_), last_key = saved['counters'], saved['last_key']
+        if inserted - oldest > self.max_sz:
+            raise StateError(
+                self.who,
+                'a saved memory with more rows than this one has room for',
+                inserted - oldest,
+                f'at most max_sz={self.max_sz}',
+                'a larger max_sz',
+            )
         envs = Environments(len(last_key))
         envs.admit(saved['env_ids'])
         fits = (
-            saved['base'] <= oldest <= inserted <= oldest + self.max_sz
+            saved['base'] <= oldest <= inserted
             and len(envs) == len(saved['env_ids']) == len(saved['last']) == len(last_key)
             and last_key.max(initial=-1) < inserted
-            and len(saved.get('drawn', range(oldest, inserted))) == inserted - oldest
+            and len(saved['drawn']) in (0, inserted - oldest)
         )
         if not fits:
             raise self._damaged(f'keys {oldest} to {inserted - 1}, {len(envs)} environments')
         envs.last[:] = saved['last']
         self._use(saved['counters'], envs, last_key.copy())
         self.move(base - saved['base'])
-        if 'drawn' in saved:
+        if len(saved['drawn']):
             self._drawn[self.keys % self.ring] = saved['drawn']
 
     def relink(
@@ -289,15 +288,17 @@ class Links:
         episodes,  # (slots) → a structured array: episode columns of the rows in them
     ):
         "Link the rows that are here as `append` does, but don't count them again"
-        inserted, oldest = self.inserted, self.oldest
-        counted, drawn = self.place.counters.item(COMMITTED), self._drawn.copy()
+        inserted = self.inserted
+        oldest = self.oldest
+        drawn = self._drawn.copy()
         self.tables.numbers[INSERTED] = oldest
         for keys in in_parts(oldest, inserted, 1 << 20):
             rows = episodes(keys % self.ring)
             self._admit_saved(rows['env_id'])
             plan = RowLayout(self.who, rows.dtype, strict=False).at
             link_rows(self.tables.numbers, plan, rows.ctypes.data, len(rows))
-        self._drawn[:], self.place.counters[COMMITTED] = drawn, counted
+        self._drawn[:] = drawn
+        self.place.counters[COMMITTED] = 0  # until the memory settles
 
     def _admit_saved(self, env_ids):
         if len(env_ids) and not 0 <= env_ids.min() <= env_ids.max() < MAX_ENVS:
@@ -312,13 +313,6 @@ class Links:
         numbers, _, last_key = self.tables
         numbers[[INSERTED, OLDEST]] += by
         last_key[last_key >= 0] += by
-
-    def forget_before(self, key) -> int:  # how many rows
-        "Rows before this one have been overwritten"
-        numbers = self.tables.numbers
-        oldest = self.oldest
-        numbers[OLDEST] = min(self.inserted, max(oldest, key))
-        return self.oldest - oldest
 
     def newest(
         self,
@@ -351,30 +345,22 @@ class Links:
         ended = rows['terminated'] | rows['truncated']
         if self.plan[N_STEPS] >= 0:
             ended &= rows['n'] <= 1
-        n = len(keys)
-        last_key[:n] = keys
-        envs.last[:n] = np.stack([rows['episode_n'], rows['step_n'], ~ended], 1)
-
-    def cut(self):
-        "Cut links that lead beyond the last row"
-        for keys in in_parts(self.oldest, self.inserted, 1 << 20):
-            self._without_next(keys)
+        last_key[: len(keys)] = keys
+        envs.last[: len(keys)] = np.stack([rows['episode_n'], rows['step_n'], ~ended], 1)
 
     def refresh(self, span: tuple):
         """Take over rows that another process has added
 
         The oldest key is set first, or another thread could see more rows than there are slots.
         """
+        end, oldest = span
         numbers = self.tables.numbers
-        was = self.inserted
-        if span[0] < was:
-            self.count()  # its file went back
-        # where the writer's counts are 0
-        new = np.arange(max(was, span[0] - self.ring), span[0])
+        # the writer has counts of its own
         if not self.place.writes:
+            new = np.arange(max(self.inserted, end - self.ring), end)
             self._drawn[new % self.ring] = 0
-        numbers[OLDEST] = span[1]
-        numbers[INSERTED] = span[0]
+        numbers[OLDEST] = oldest
+        numbers[INSERTED] = end
 
 # %% ../../nbs/memory/links.ipynb #cd910120
 _u = np.uint64  # unsigned places spare kernels a test for negative ones
@@ -456,15 +442,10 @@ def as_keys(keys, what='keys', who='Timeline') -> np.ndarray:  # int64
 @njit
 def first_invalid(numbers, keys):
     "The place of the first key whose row is not there, or -1"
-    low = numbers[INSERTED]
-    high = numbers[OLDEST] - 1
+    oldest = numbers[OLDEST]
+    end = numbers[INSERTED]
     for i in range(len(keys)):
-        low = min(low, keys[i])
-        high = max(high, keys[i])
-    if low >= numbers[OLDEST] and high < numbers[INSERTED]:
-        return -1
-    for i in range(len(keys)):
-        if keys[i] < numbers[OLDEST] or keys[i] >= numbers[INSERTED]:
+        if keys[i] < oldest or keys[i] >= end:
             return i
     return -1
 
@@ -556,12 +537,10 @@ def _look(link, back, keys, inserted, found):
     for key in keys:
         slot = key % ring
         ahead = link[slot]
-        if not (0 <= ahead < ring and 0 <= back[slot] < ring):
-            return -1
         if key + ahead >= inserted:
             link[slot] = ahead = 0
-        if ahead > 0 and back[(key + ahead) % ring] != ahead:
-            return -1
         if ahead == 0:
             found[n], n = key, n + 1
+        elif back[(key + ahead) % ring] != ahead:
+            return -1
     return n

@@ -23,7 +23,6 @@ from fastrl_replay.steps.errors import (
 )
 from ..steps.row_dtypes import dtype_spec, saved_dtype, step_dtype
 from ..steps.episodes import BlockGate, RowLayout, refuse_nan, standing_dtype
-from ..steps.numbering import Environments
 from ..steps.machine import size_text
 from .places import REWINDS, SHOWN, in_parts
 from fastrl_replay.memory.links import (
@@ -31,12 +30,14 @@ from fastrl_replay.memory.links import (
     AGE_SUM,
     INSERTED,
     OLDEST,
+    SAVED_LINKS,
     Links,
     as_keys,
     count_drawn,
 )
+from .directory import check_path
 from .rows import BatchPlan, Rows, Store, as_steps
-from ..steps.states import anything, checked, integer, listed, maybe, row_dtype
+from ..steps.states import anything, checked, maybe, row_dtype
 from gymnasium import spaces
 
 # %% ../../nbs/memory/timeline.ipynb #070e1287
@@ -72,8 +73,8 @@ class Timeline:
         if not isinstance(self.store, Store):
             raise ArgumentTypeError(who, 'store', type(store).__name__, 'a Store, such as Rows()')
         self.reads_only = self.store.mode == 'r'  # another process writes it
-        if after is None:
-            self.store.check_place(who)
+        if after is None and self.store.folder:
+            check_path(self.store.folder, self.store.mode, who)
         self._below = 0 if after is None else after.given  # keys below this were given out
         self._begin()
 
@@ -106,6 +107,11 @@ class Timeline:
         if self._parts is None:
             self.ensure_open()
         return self._parts
+
+    @property
+    def links(self) -> Links:
+        "Keys and links, of no rows before the first one"
+        return self.parts[0] if self.parts else Links(NO_ROWS, 1, who=self.who)
 
     @property
     def lost(self) -> int:
@@ -209,7 +215,7 @@ class Timeline:
     @property
     def environments(self):
         "Dense numbers of environments"
-        return self.parts[0].tables.envs if self.parts else Environments()
+        return self.links.tables.envs
 
     def _refresh(self):
         "See what the process has done that writes"
@@ -244,7 +250,8 @@ class Timeline:
 
     def last_steps(self) -> np.ndarray:  # of `standing_dtype`
         "Return counters and last observation of each environment whose last row is there"
-        if not self.parts or not {'total_reward', 'next_state'} <= {*self.dtype.names}:
+        known = self.parts and {'total_reward', 'next_state'} <= {*self.dtype.names}
+        if not known or not self.place.holds:
             return np.zeros(0, standing_dtype(NO_ROWS))
         line, store, _ = self._parts
         rows = self.take(line.newest(store.episodes)).to('cpu').rows
@@ -265,7 +272,15 @@ class Timeline:
         there = place.room()
         needs = self.store.needs(dtype, ring) + place.overhead * ring
         if 0 < there < needs:
-            raise self._no_room(place, dtype, there, needs)
+            fits = max(int(0.8 * there * self.max_sz / needs), 1)
+            kind = 'room on the disk' if place.path else 'memory'
+            raise NoRoom(
+                self.who,
+                f'no {kind} for max_sz={self.max_sz:_} rows of {dtype.itemsize:_} bytes',
+                f'{place.path or place.device or "a machine"} with {size_text(there)}',
+                size_text(needs),
+                f'max_sz={fits:_}, smaller rows, or store=Frames(…) for images',
+            )
         place.begin(ring)
         parts = self._parts_in(place, dtype)
         place.publish(
@@ -276,27 +291,6 @@ class Timeline:
     def _parts_in(self, place, dtype):
         line = Links(dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
         return line, self.store.open(dtype, line.ring, place), BatchPlan(dtype)
-
-    def _no_room(self, place, dtype, there, needs):
-        "Return the error for a place in which so many rows don't fit"
-        what = f'{self.max_sz:_} rows of {dtype.itemsize:_} bytes'
-        found = size_text(there)
-        if place.path:
-            return NoRoom(
-                self.who,
-                f'no room on the disk for {what}',
-                f'{found} free in {place.path}',
-                size_text(needs),
-                'a smaller max_sz, or a path on another disk',
-            )
-        fits = max(int(0.8 * there * self.max_sz / needs), 1)
-        return NoRoom(
-            self.who,
-            f'no memory for max_sz={what}',
-            f'{place.device or "a machine"} with {found}',
-            size_text(needs),
-            f'max_sz={fits:_}, smaller rows, or store=Frames(…) for images',
-        )
 
     def add(
         self,
@@ -325,8 +319,8 @@ class Timeline:
         if not self._parts and self.place.lasts:
             store.refuse(rows.view(store.dtype))  # or it would decide the columns
             self._use(parts, self.place)
-        if not store.add(line, rows.view(store.dtype)):
-            raise BlockError(self.who, 'rows that passed the check', remedy='report this')
+        added = store.add(line, rows.view(store.dtype))
+        assert added, 'the store takes rows that passed the check'
         self._gate.accept(rows, layout)
         self._parts = parts
         self._gave = True
@@ -352,12 +346,7 @@ class Timeline:
             return keys
         if not keys.size:
             raise BlockError(self.who, 'nothing was ever added, so the columns are not known')
-        self.refuse_key(int(keys.flat[0]))
-
-    def refuse_key(self, key):
-        "Say what is wrong with a key"
-        line = self.parts[0] if self.parts else Links(NO_ROWS, 1, who=self.who)
-        line.refuse_key(key)
+        self.links.refuse_key(int(keys.flat[0]))
 
     def batch(
         self,
@@ -367,6 +356,8 @@ class Timeline:
         "The rows with these keys as a batch; counted as drawn"
         if not self._parts:
             self._valid_keys(keys)
+        if len(weights) != len(keys):
+            raise ArgumentError(self.who, 'weights', len(weights), f'{len(keys)}, one for each key')
         line, store, plan = self._parts
         self._gave = True
         try:
@@ -421,22 +412,19 @@ class Timeline:
     ) -> np.ndarray:  # bool, for each key
         "Is the row with this key still there?"
         keys = as_keys(keys)
-        return (self.oldest <= keys) & (keys < self.inserted)
+        end, oldest = self.span
+        return (oldest <= keys) & (keys < end)
 
     @property
     def times_drawn(self) -> np.ndarray:  # int32, oldest row first
         "How often each row that is there was drawn for a batch"
-        if not self.parts:
-            return np.zeros(0, np.int32)
-        line = self._parts[0]
+        line = self.links
         return line.drawn[self.keys % line.ring]
 
     @property
     def ages(self) -> np.ndarray:  # int64
         "Sum and maximum of the ages that rows had when they were drawn for a batch"
-        if not self.parts:
-            return np.zeros(2, np.int64)
-        return self._parts[0].tables.numbers[AGE_SUM : AGE_MAX + 1].copy()
+        return self.links.tables.numbers[AGE_SUM : AGE_MAX + 1].copy()
 
     @property
     def store_stats(self) -> dict:
@@ -494,28 +482,10 @@ class Timeline:
         "Everything, in time order; of rows in a place that lasts, where they lie"
         self.settle()  # it was interrupted
         if not self.parts:
-            return dict(max_sz=self.max_sz, dtype=None, links=None, store=self.place.refers())
+            return dict(links=None, store=self.place.refers())
         line, store, _ = self._parts
         rows = self.place.refers() or store.state_dict(line.keys % line.ring)
-        return dict(
-            max_sz=self.max_sz, dtype=dtype_spec(store.dtype), links=line.state_dict(), store=rows
-        )
-
-    def check_state(self, state: dict):
-        "Raise where this state holds more than there is room for"
-        if state['dtype'] is None:
-            return
-        inserted, oldest = checked(
-            self.who, dict(base=integer(), counters=listed(integer(), 4)), state['links'], more=True
-        )['counters'][:2]
-        if inserted - oldest > self.max_sz:
-            raise StateError(
-                self.who,
-                'a saved memory with more rows than this one has room for',
-                inserted - oldest,
-                f'at most max_sz={self.max_sz}',
-                f"max_sz={state['max_sz']}, as it was saved, or more",
-            )
+        return dict(links=dict(line.state_dict(), dtype=dtype_spec(store.dtype)), store=rows)
 
     def load_state_dict(self, state: dict):
         "Become the timeline that was saved"
@@ -528,11 +498,8 @@ class Timeline:
         older=None,  # the open timeline at the same place that this one replaces; None: itself
     ):
         "Hold what was saved, but leave files on disk as they are until `settle`"
-        form = dict(
-            max_sz=integer(1, 2**31 - 1), dtype=maybe(row_dtype), links=anything, store=anything
-        )
+        form = dict(links=maybe(dict(SAVED_LINKS, dtype=row_dtype)), store=anything)
         state = checked(self.who, form, state)
-        self.check_state(state)
         older = self if older is None else older
         parts = older.parts
         place = older.place
@@ -540,26 +507,28 @@ class Timeline:
         self._below = older.given
         self.rewinds = older.rewinds
         refers = isinstance(state['store'], dict) and 'directory' in state['store']
-        if not refers:
-            place = place.emptied()
-        if state['dtype'] is not None and refers:
-            self._go_back_to(state, place, parts)
-        elif state['dtype'] is not None:
-            self._take_rows(state, place, parts)
+        links = state['links']
+        saved = links['counters'][0] - links['base'] if links else 0
+        if refers:
+            place.check_refers(state['store'], saved, type(self.store).__name__)
         else:
-            if refers:
-                place.check_refers(state['store'], 0, type(self.store).__name__)
+            place = place.emptied()
+        if links is None:
             first = self._next_base(place)
             self._use(None, place, (first, first, first))
+        elif refers:
+            self._go_back_to(links, place, parts)
+        else:
+            self._take_rows(links, state['store'], place, parts)
         self._gave = self._below > 0
 
-    def _take_rows(self, state, place, older):
-        "Put the rows of a state into an empty place; `older` are the parts so far"
-        parts = line, store, _ = self._open(state['dtype'], place)
-        base = state['links']['base']
+    def _take_rows(self, links, rows, place, older):
+        "Put saved rows into an empty place; `older` are the parts so far"
+        parts = line, store, _ = self._open(links['dtype'], place)
+        base = links['base']
         place.base = 0 if place.lasts and base % line.ring else base
-        line.load_state_dict(state['links'], place.base)
-        store.load_state_dict(line.keys % line.ring, state['store'])
+        line.load_state_dict(links, place.base)
+        store.load_state_dict(line.keys % line.ring, rows)
         line.relink(store.episodes)
         if self._below and not self._are_those(parts, older):
             line.move(self._next_base(place))
@@ -585,22 +554,21 @@ class Timeline:
         parts = in_parts(line.oldest, older[0].inserted, 256)
         return all(rows(new, keys) == rows(older, keys) for keys in parts)
 
-    def _go_back_to(self, state, place, parts):
-        "Return to the row at which a state was saved that refers to this place"
+    def _go_back_to(self, links, place, parts):
+        "Return to the row at which links were saved without the rows, which are here"
         _, store, plan = parts
-        links = state['links']
         base = links['base']
-        place.check_refers(state['store'], links['counters'][0] - base, type(self.store).__name__)
-        if state['dtype'] != store.dtype:
+        if links['dtype'] != store.dtype:
             raise StateError(self.who, 'a saved memory of other columns')
         line = Links(store.dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
         line.load_state_dict(links, place.base)
-        goes_back = line.inserted < place.span(self.max_sz)[0]
-        self.missing = line.forget_before(place.oldest_whole())
+        oldest = min(line.inserted, max(line.oldest, place.oldest_whole()))
+        self.missing = oldest - line.oldest
+        line.refresh((line.inserted, oldest))
         new = place.base
         if not self.reads_only and self._below == 0 and base % line.ring == 0:
             new = base
-        elif not self.reads_only and goes_back:
+        elif not self.reads_only and line.inserted < place.span(self.max_sz)[0]:
             new = self._next_base(place)
         line.move(new - place.base)
         self.moved = new - base
@@ -621,7 +589,8 @@ class Timeline:
         end, oldest, place.base = self._unsettled
         place.rewind(end, oldest)
         if self._parts:
-            self._parts[0].cut()
+            line, store, _ = self._parts
+            line.newest(store.episodes)  # it cuts links
         else:
             place.forget()
         self._unsettled = None  # now: after an interrupt it is done once more
@@ -647,10 +616,7 @@ class Timeline:
         "Raise if a memory on disk can't be continued with these settings"
         meta = place.meta
         store = self.store.settings()
-        try:
-            dtype = saved_dtype(meta['columns'])
-        except (ValueError, TypeError, LookupError) as e:
-            raise StateError(self.who, f'{place.path}/meta.json: columns', e) from None
+        dtype = saved_dtype(meta.get('columns'))
         if self._check:
             self._check(dtype)
         if meta.get('store') != store:
@@ -660,13 +626,6 @@ class Timeline:
                 store,
                 meta.get('store'),
                 'the same store, or another path',
-            )
-        if type(meta.get('max_sz')) is not int or not 0 < meta['max_sz'] <= place.ring:
-            raise StateError(
-                self.who,
-                f'{place.path}/meta.json: max_sz',
-                meta.get('max_sz'),
-                f'1 to {place.ring}',
             )
         return dtype
 

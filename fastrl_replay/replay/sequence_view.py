@@ -255,7 +255,7 @@ class SequenceView(View):
 
     def _known_envs(self):
         "The environments of the memory, for each of which there are tracks"
-        envs = self.memory.environments
+        envs = self.memory.parts[0].tables.envs
         many = len(envs.ids)
         if many > len(self._tracks.count):
             self._tracks = _Tracks(*(grown(a, many, 0) for a in self._tracks))
@@ -477,7 +477,7 @@ class SequenceView(View):
         p = np.empty(np.count_nonzero(there))
         wrong, at = _mix(keys, td, steps, (m.oldest, m.inserted), self.burn_in, self.eta, p)
         if wrong == _NEVER:
-            m.refuse_key(int(keys[at]))
+            m.links.refuse_key(int(keys[at]))
         if wrong == _UNKNOWN:
             raise StaleKey(
                 self.who,
