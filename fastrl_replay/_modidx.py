@@ -1975,8 +1975,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'fastrl_replay/memory/links.py'),
                                             'fastrl_replay.memory.links.Links._use': ( 'memory/links.html#links._use',
                                                                                        'fastrl_replay/memory/links.py'),
-                                            'fastrl_replay.memory.links.Links._without_next': ( 'memory/links.html#links._without_next',
-                                                                                                'fastrl_replay/memory/links.py'),
                                             'fastrl_replay.memory.links.Links.admit': ( 'memory/links.html#links.admit',
                                                                                         'fastrl_replay/memory/links.py'),
                                             'fastrl_replay.memory.links.Links.append': ( 'memory/links.html#links.append',

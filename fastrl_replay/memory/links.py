@@ -321,17 +321,13 @@ class Links:
         "Return the newest row of each environment, and cut links that lead beyond the last row"
         newest = {}
         for keys in in_parts(self.oldest, self.inserted, 1 << 20):
-            keys = self._without_next(keys)
+            found = np.empty(len(keys), np.int64)
+            n = _look(self.link, self.back, keys, self.inserted, found)
+            if n < 0:
+                raise self._damaged('links forward and back that disagree')
+            keys = found[:n]
             newest.update(zip(episodes(keys % self.ring)['env_id'].tolist(), keys.tolist()))
         return np.array([*newest.values()], np.int64)
-
-    def _without_next(self, keys):
-        "Return those of these keys that have no next row; cut links that lead beyond the last row"
-        found = np.empty(len(keys), np.int64)
-        n = _look(self.link, self.back, keys, self.inserted, found)
-        if n < 0:
-            raise self._damaged('links forward and back that disagree')
-        return found[:n]
 
     def reopen(
         self,

@@ -19,7 +19,7 @@ from fastrl_replay.steps.core import (
     steps_of_bytes,
     steps_of_rows,
 )
-from ..steps.errors import ArgumentError, ArgumentTypeError, StateError, choice, whole
+from ..steps.errors import ArgumentError, StateError, choice, whole
 from ..steps.row_dtypes import EPISODE, extend_dtype, padding
 from ..steps.episodes import ENV, SIZE, RowLayout
 from ..steps.nans import NaNSearch, first_nan, has_nan
@@ -36,6 +36,7 @@ from fastrl_replay.memory.links import (
     Links,
     acceptable,
     count_drawn,
+    first_invalid,
     link_rows,
 )
 from ..steps.states import array, checked
@@ -126,8 +127,6 @@ class Store:
             )
         if path is None:
             return
-        if not isinstance(path, (str, os.PathLike)):
-            raise ArgumentTypeError(who, 'path', repr(path)[:60], 'the path of a directory')
         if device is not None:
             raise ArgumentError(
                 who,
@@ -478,14 +477,8 @@ def _draw_rows(numbers, plan, keys, weights, out):
     size = plan[SIZE]
     ring = numbers[RING]
     oldest = numbers[OLDEST]
-    inserted = numbers[INSERTED]
     n = len(keys)
-    low = inserted
-    high = oldest
-    for i in range(n):
-        low = min(low, keys[_u64(i)])
-        high = max(high, keys[_u64(i)])
-    if low < oldest or high >= inserted:
+    if first_invalid(numbers, keys) >= 0:
         return 0
     source, out_size, index_at, weight_at = plan[_ROWS:]
     mem = bytes_at(source, ring * size)

@@ -159,7 +159,7 @@ class Timeline:
         except BaseException:
             place.leave()
             raise
-        vars(self).update(place=place, _parts=parts)
+        self._use(parts, place)
 
     def _continued(self, place):
         "Return links and a store over the rows that lie in a directory"
@@ -171,7 +171,6 @@ class Timeline:
         line.refresh(place.span(self.max_sz))
         if not self.reads_only:
             line.reopen(store.episodes)
-        self._gate.layout = self._gate.make_layout(self.who, dtype)
         return parts
 
     def _choose_base(self, place):
@@ -542,17 +541,16 @@ class Timeline:
         line, store, _ = new
         if line.oldest >= self._below:
             return True
-        if not older or older[1].dtype != store.dtype or older[0].inserted > line.inserted:
+        if not older or older[1].dtype != store.dtype:
             return False
-        if older[0].oldest > line.oldest:
+        before = older[0]
+        if before.inserted > line.inserted or before.oldest > line.oldest:
             return False
-
-        def rows(part, keys):
-            found = part[1].bytes_of(keys % part[0].ring)
-            return as_steps(found, store.dtype, keys.shape)
-
-        parts = in_parts(line.oldest, older[0].inserted, 256)
-        return all(rows(new, keys) == rows(older, keys) for keys in parts)
+        for keys in in_parts(line.oldest, before.inserted, 256):
+            rows, other = (p[1].bytes_of(keys % p[0].ring) for p in (new, older))
+            if as_steps(rows, store.dtype, keys.shape) != as_steps(other, store.dtype, keys.shape):
+                return False
+        return True
 
     def _go_back_to(self, links, place, parts):
         "Return to the row at which links were saved without the rows, which are here"
