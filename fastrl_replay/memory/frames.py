@@ -22,6 +22,7 @@ from .codecs import codec
 from fastrl_replay.memory.frame_log import (
     BITS,
     END,
+    FRAME_SIZE,
     NEAR,
     NEXT,
     N_NUMBERS,
@@ -29,7 +30,6 @@ from fastrl_replay.memory.frame_log import (
     Segments,
     serials_of,
 )
-from .frame_log import SIZE as FRAME_SIZE
 from .frame_segments import FileSegments
 from .device_frames import DeviceSegments
 from .on_device import common_word, sent
