@@ -515,7 +515,7 @@ class Timeline:
         if links is None:
             first = self._next_base(place)
             self._use(None, place, (first, first, first))
-        elif refers:
+        elif refers and parts:
             self._go_back_to(links, place, parts)
         else:
             self._take_rows(links, state['store'], place, parts)
