@@ -351,7 +351,7 @@ class Links:
         """
         end, oldest = span
         numbers = self.tables.numbers
-        # the writer has counts of its own
+        # the process that writes has its own counts
         if not self.place.writes:
             new = np.arange(max(self.inserted, end - self.ring), end)
             self._drawn[new % self.ring] = 0
