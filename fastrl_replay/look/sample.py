@@ -14,7 +14,7 @@ import base64, json, math, struct, zlib
 from inspect import signature
 from itertools import zip_longest
 import numpy as np
-from ..memory.places import AGES, REWINDS
+from ..memory.places import REWINDS
 from ..memory.timeline import NO_ROWS, Timeline
 from .remarks import remarks_on_memory, remarks_on_rows
 from ..parallel.service import Service
@@ -184,7 +184,6 @@ def timeline_contents(timeline):
     end = int(key[-1]) + 1 if len(key) else timeline.inserted
     draw = saved_priorities(timeline, key)
     columns = parts_of(timeline.dtype) if parts else []
-    ages = timeline.ages if timeline.ages[0] else place.counters[AGES]
     return dict(
         title='Timeline',
         unit='sequences' if draw and draw['length'] is None else 'rows',
@@ -195,11 +194,7 @@ def timeline_contents(timeline):
         inserted=end,
         oldest=end - len(key),
         nbytes=dict(rows=parts[1].nbytes, links=parts[0].nbytes) if parts else {},
-        numbers=dict(
-            inserted=end - timeline.base,
-            evicted=end - timeline.base - len(key),
-            age_max=int(ages[1]),
-        )
+        numbers=dict(inserted=end - timeline.base, evicted=end - timeline.base - len(key))
         | timeline.store_stats,
         settings=dict(store=repr(timeline.store)),
         columns=[

@@ -7,7 +7,16 @@ __all__ = ['DeviceSegments']
 
 # %% ../../nbs/memory/device_frames.ipynb #58b43dc8
 import numpy as np
-from .frame_log import BITS, END, FIRST, NEAR, NEXT, SIZE, Segments, serials_of
+from fastrl_replay.memory.frame_log import (
+    BITS,
+    END,
+    FIRST,
+    NEAR,
+    NEXT,
+    FRAME_SIZE,
+    Segments,
+    serials_of,
+)
 from .on_device import Device
 
 # %% ../../nbs/memory/device_frames.ipynb #6e3a8e97
@@ -16,13 +25,13 @@ class DeviceSegments(Segments):
 
     def __init__(
         self,
-        numbers: np.ndarray,  # of the log, with BITS and SIZE
+        numbers: np.ndarray,  # of the log, with BITS and FRAME_SIZE
         place: Device,  # where they lie
         expected: int,  # make room at once for this number of frames, and some more
     ):
         super().__init__(numbers, place)
         self._expected_there = expected
-        self.there = place.tensor(self.who, 1, numbers.item(SIZE))
+        self.there = place.tensor(self.who, 1, numbers.item(FRAME_SIZE))
         with place.in_order():
             self.there.zero_()
 
@@ -49,7 +58,7 @@ class DeviceSegments(Segments):
         bits = self.numbers.item(BITS)
         per = 1 << bits
         many = max(self._expected_there >> bits, end - first) * 17 // 16 + 2
-        new = self.place.tensor(self.who, 1 + many * per, self.numbers.item(SIZE))
+        new = self.place.tensor(self.who, 1 + many * per, self.numbers.item(FRAME_SIZE))
         with self.place.in_order():
             new[0] = 0
             for number in range(first, end):

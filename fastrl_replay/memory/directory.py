@@ -348,6 +348,7 @@ class Directory(Place):
         sizes = dict_of(integer(1, 2**31))
         form = dict(
             ring=integer(1, 2**31 - 1),
+            max_sz=integer(1, 2**31 - 1),
             data=text,
             id=text,
             rewound=listed(integer()),

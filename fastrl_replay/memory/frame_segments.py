@@ -12,7 +12,7 @@ import numpy as np
 from ..steps.errors import StateError
 from ..steps.files import open_plain, write_whole
 from .mapped import allocate, mapped, no_disk, read_at_random
-from .frame_log import BITS, END, FIRST, NEAR, NEXT, ROOM, SIZE, Segments
+from .frame_log import BITS, END, FIRST, NEAR, NEXT, ROOM, FRAME_SIZE, Segments
 
 # %% ../../nbs/memory/frame_segments.ipynb #15968d0d
 class FileSegments(Segments):
@@ -23,13 +23,13 @@ class FileSegments(Segments):
     def __init__(
         self,
         name: str,  # of their folder
-        numbers: np.ndarray,  # of the log, with BITS and SIZE
+        numbers: np.ndarray,  # of the log, with BITS and FRAME_SIZE
         directory,  # where the folder is
         codec=None,  # packs older segments; None: all stay raw
     ):
         super().__init__(numbers, directory, codec)
         self.where = directory.new_folder(name)
-        self._size = numbers.item(SIZE)
+        self._size = numbers.item(FRAME_SIZE)
 
     def _path(self, number, kind):
         return self.where / f'{number}.{kind}'
@@ -122,7 +122,7 @@ class FileSegments(Segments):
     def stand(self):
         "Check the numbers of the log, and forget segments that have gone"
         numbers = self.numbers
-        numbers[SIZE] = self._size
+        numbers[FRAME_SIZE] = self._size
         end, first, bits = numbers[[END, FIRST, BITS]].tolist()
         last = min(first + len(self.table), 2**38)
         if not 0 <= bits <= 24 or not 0 <= first <= end >> bits < last:
@@ -152,7 +152,7 @@ class FileSegments(Segments):
             if last not in self.known or self.known[last].ndim == 1:
                 self.numbers[[NEXT, END]] = self.numbers[ROOM]
 
-    def follow(self):
+    def refresh(self):
         "See what the process that writes has done: raw segments may be packed now"
         self.stand()
         if self.codec:

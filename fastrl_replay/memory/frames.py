@@ -22,6 +22,7 @@ from .codecs import codec
 from fastrl_replay.memory.frame_log import (
     BITS,
     END,
+    FRAME_SIZE,
     NEAR,
     NEXT,
     N_NUMBERS,
@@ -29,7 +30,6 @@ from fastrl_replay.memory.frame_log import (
     Segments,
     serials_of,
 )
-from .frame_log import SIZE as FRAME_SIZE
 from .frame_segments import FileSegments
 from .device_frames import DeviceSegments
 from .on_device import common_word, sent
@@ -238,12 +238,12 @@ class FrameRows(OpenStore):
             log.segments.reopen()
             log.before = log.frames
 
-    def follow(self):
+    def refresh(self):
         "See which frames have come and gone"
         with self._lock:
             self._numbers[:] = self._lasting
             for log in self._logs:
-                log.segments.follow()
+                log.segments.refresh()
 
     def some_columns(self, slots, names):
         "Return the columns without frames among these, of the rows in these slots"

@@ -15,35 +15,35 @@ from fastrl_replay.steps.errors import (
     ArgumentError,
     ArgumentTypeError,
     BlockError,
-    Explained,
     NoRoom,
     StaleKey,
     StateError,
     problem,
     whole,
 )
-from ..steps.row_dtypes import dtype_spec, extend_dtype, saved_dtype, step_dtype
+from ..steps.row_dtypes import dtype_spec, saved_dtype, step_dtype
 from ..steps.episodes import BlockGate, RowLayout, refuse_nan, standing_dtype
-from ..steps.numbering import Environments
 from ..steps.machine import size_text
-from .places import AGES, REWINDS, SHOWN, in_parts
+from .places import REWINDS, SHOWN, in_parts
 from fastrl_replay.memory.links import (
     AGE_MAX,
     AGE_SUM,
     INSERTED,
     OLDEST,
+    SAVED_LINKS,
     Links,
     as_keys,
     count_drawn,
 )
+from .directory import check_path
 from .rows import BatchPlan, Rows, Store, as_steps
-from ..steps.states import anything, checked, integer, listed, maybe, row_dtype
+from ..steps.states import anything, checked, maybe, row_dtype
 from gymnasium import spaces
 
 # %% ../../nbs/memory/timeline.ipynb #070e1287
 NO_ROWS = step_dtype(spaces.Discrete(1), spaces.Discrete(1))  # any rows, for links of none
 # id of a memory on disk that this process closed (path, if it was empty)
-# → next key, and where it stood
+# → next key, how often it went back, the base of its keys
 _CLOSED = {}
 
 
@@ -53,6 +53,8 @@ class Timeline:
     # how often the process that writes has gone back, as one that only reads has seen
     rewinds = 0
     says = {}  # what else is to be said of a new memory in its place
+    moved = 0  # how much larger keys are than in the state that was loaded
+    missing = 0  # how many rows of that state are gone
 
     def __init__(
         self,
@@ -60,10 +62,8 @@ class Timeline:
         store: Store = None,  # how rows become bytes; None: whole rows in main memory
         who: str = 'Timeline',  # who keeps the rows, for errors
         check=None,  # (dtype) → raises where the owner has no use for such rows
-        instead_of=None,  # an older timeline that this one replaces; they share its open files
         counted: bool = False,  # must `step_n` count, because the owner draws along episodes?
-        after=None,  # an older timeline, whose keys this one does not give out again
-        align: int = 1,  # new keys start above older ones, at a multiple of this and of the slots
+        after=None,  # an older timeline at the same place, whose keys are not given out again
     ):
         self.max_sz = whole(who, 'max_sz', max_sz, 1, 2**31 - 1)
         self.who = who
@@ -73,29 +73,21 @@ class Timeline:
         if not isinstance(self.store, Store):
             raise ArgumentTypeError(who, 'store', type(store).__name__, 'a Store, such as Rows()')
         self.reads_only = self.store.mode == 'r'  # another process writes it
-        self._older = instead_of if instead_of is not None and instead_of.is_open else None
-        if self._older is None:
-            self.store.check_place(who)
-        self._align = align
-        self.moved = 0  # how much larger keys are than in the state that was loaded
-        self._below = 0 if after is None else after.given
-        self._stood = None if after is None else after._stands
+        if after is None and self.store.folder:
+            check_path(self.store.folder, self.store.mode, who)
+        self._below = 0 if after is None else after.given  # keys below this were given out
         self._begin()
 
     dtype = property(
-        lambda self: self._parts and self._parts[1].dtype,
+        lambda self: self.parts and self.parts[1].dtype,
         doc='Of its rows; None before the first one',
-    )
-    parts = property(
-        lambda self: self._parts,
-        doc='Links, store, what batches look like; None before the first row',
     )
     inserted = property(lambda self: self.span[0], doc='The next key')
     added = property(lambda self: self.inserted - self.base, doc='How many rows have come')
     oldest = property(lambda self: self.span[1], doc='The oldest key that is still there')
     keys = property(lambda self: np.arange(*self.span[::-1]), doc='All valid keys, oldest first')
     nbytes = property(
-        lambda self: sum(p.nbytes for p in self._parts[:2]) if self._parts else 0,
+        lambda self: sum(p.nbytes for p in self.parts[:2]) if self.parts else 0,
         doc='Bytes reserved',
     )
 
@@ -106,9 +98,20 @@ class Timeline:
     @property
     def base(self) -> int:
         "The first key; keys that were given out before `clear` or `load_state_dict` are smaller"
-        self._parts  # it is open from now on
-        waits = self._unsettled is not None and not self.reads_only
-        return self._unsettled[3] if waits else self.place.base
+        self.ensure_open()
+        return self._unsettled[2] if self._unsettled else self.place.base
+
+    @property
+    def parts(self) -> tuple:
+        "Links, store and batch plan; None before the first row"
+        if self._parts is None:
+            self.ensure_open()
+        return self._parts
+
+    @property
+    def links(self) -> Links:
+        "Keys and links, of no rows before the first one"
+        return self.parts[0] if self.parts else Links(NO_ROWS, 1, who=self.who)
 
     @property
     def lost(self) -> int:
@@ -120,42 +123,65 @@ class Timeline:
         "Keys from this one on have not been given out"
         return self._parts[0].inserted if self._gave and self._parts else self._below
 
-    @property
-    def _stands(self):
-        "Which memory this is on disk, how often it went back, and the base of its keys"
-        if self.place is None or not self.place.meta:
-            return self._stood
-        return self.place.meta['id'], self.place.counters.item(REWINDS), self.place.base
-
     def _next_base(self, place) -> int:
         "The first multiple of the slots above all keys that were given out"
-        step = math.lcm(place.ring or self.max_sz + self.store.spare, self._align)
+        step = math.lcm(place.ring or self.max_sz + self.store.spare, self.max_sz)
         return -(-self._below // step) * step
 
     def _begin(self):
-        "As before the first row; a memory on disk is opened when it is first asked for something"
-        layout = partial(RowLayout, strict=False)
-        alone = self._check is None  # no replay's memory
+        "Start without rows; a memory on disk is opened when it is first used"
         self._gate = BlockGate(
             self.who,
-            layout,
+            partial(RowLayout, strict=False),
             refuse_nan(self.who),
             check=self._check,
-            takes_drawn=alone,
+            takes_drawn=self._check is None,
             counted=self._counted,
         )
         self._same = None  # the dtype of the last block
-        self._left = None  # the store that it had before it was empty again
-        self._unsettled = None  # what a state that was loaded changes, when it counts
-        # None: not opened so far
-        self.place = None if self.store.folder else self.store.new_place(self.who)
+        self._unsettled = None  # next and oldest key and base of a state that was prepared
         self._gave = False  # were keys given out since it was made, cleared or loaded?
-        # links, store, what batches and windows look like
-        if self.place is not None:
-            self._parts = None
+        self._parts = None
+        self.place = None
+        if self.store.folder is None:
+            self.place = self.store.new_place(self.who)
             self.place.base = self._next_base(self.place)
-        else:
-            vars(self).pop('_parts', None)
+
+    def ensure_open(self):
+        "Open what lies in the store's directory, unless that was done"
+        if self.place is not None:
+            return
+        place = self.store.new_place(self.who)
+        try:
+            parts = self._continued(place) if place.meta else None
+            if parts is None:
+                self._choose_base(place)
+        except BaseException:
+            place.leave()
+            raise
+        self._use(parts, place)
+
+    def _continued(self, place):
+        "Return links and a store over the rows that lie in a directory"
+        dtype = self._check_meta(place)
+        self._fit(place, dtype)
+        self._choose_base(place)
+        parts = line, store, _ = self._parts_in(place, dtype)
+        store.reopen()
+        line.refresh(place.span(self.max_sz))
+        if not self.reads_only:
+            line.reopen(store.episodes)
+        return parts
+
+    def _choose_base(self, place):
+        "Let keys continue if this process closed the directory and it did not go back since"
+        known = place.meta['id'] if place.meta else place.path
+        below, rewinds, base = _CLOSED.get(known, (0, None, 0))
+        self._below = max(self._below, below)
+        self.rewinds = place.counters.item(REWINDS)
+        place.base = self._next_base(place)
+        if rewinds == self.rewinds and place.meta and base % place.ring == 0:
+            place.base = base
 
     def clear(self):
         "Forget everything, the columns too"
@@ -172,35 +198,35 @@ class Timeline:
 
     @property
     def is_open(self) -> bool:
-        "Is it known what is in it? One on disk is opened when it is first asked"
+        "Return False for a memory on disk that was not used so far"
         return self.place is not None
 
     @property
     def span(self) -> tuple:
         "The next key, and the oldest that is there"
-        if not self._parts:
-            return self.place.base, self.place.base
+        if not self._parts and not self.parts:
+            return self.base, self.base
         if self.reads_only:
-            self._follow()
+            self._refresh()
         numbers = self._parts[0].tables.numbers
         return numbers.item(INSERTED), numbers.item(OLDEST)
 
     @property
     def environments(self):
         "Dense numbers of environments"
-        return self._parts[0].tables.envs if self._parts else Environments()
+        return self.links.tables.envs
 
-    def _follow(self):
+    def _refresh(self):
         "See what the process has done that writes"
         self.place.check_there()
         rewinds = self.place.counters.item(REWINDS)
-        if rewinds != self.rewinds and self.given:
+        if rewinds != self.rewinds:
             self._below = self.given
             self._gave = False
             self.place.base = self._next_base(self.place)
         self.rewinds = rewinds
-        self._parts[0].stand_at(self.place.span(self.max_sz))
-        self._parts[1].follow()  # after it: what these rows need has come by now
+        self._parts[0].refresh(self.place.span(self.max_sz))
+        self._parts[1].refresh()  # after it: what these rows need has come by now
 
     def were_there(
         self,
@@ -221,32 +247,23 @@ class Timeline:
                 remedy='read again; a larger spare= of the process that writes',
             )
 
-    @property
-    def going_on(self):
-        "Numbers of environments under way, but for those that have been silent for long"
-        return self._parts[0].going_on if self._parts else np.zeros(0, np.int64)
-
-    def stands(self) -> np.ndarray:  # of `standing_dtype`
-        "Return where each environment stands; a new episode begins if its last row is gone"
-        if not self._parts or not {'total_reward', 'next_state'} <= {*self.dtype.names}:
+    def last_steps(self) -> np.ndarray:  # of `standing_dtype`
+        "Return counters and last observation of each environment whose last row is there"
+        known = self.parts and {'total_reward', 'next_state'} <= {*self.dtype.names}
+        if not known or not self.place.holds:
             return np.zeros(0, standing_dtype(NO_ROWS))
-        (line, store, _), (end, oldest) = self._parts, self.span
-        keys = np.arange(oldest, end)
-        keys = keys[line.link[keys % line.ring] == 0]  # no row of its episode comes after
-        found = np.asarray(store.some_columns(keys % line.ring, ('env_id',))['env_id'])
-        last = dict(zip(found.tolist(), keys.tolist()))
-        stands = np.zeros(len(last), standing_dtype(self.dtype))
-        rows = self.take([*last.values()]).to('cpu').rows
+        line, store, _ = self._parts
+        rows = self.take(line.newest(store.episodes)).to('cpu').rows
+        found = np.zeros(len(rows), standing_dtype(self.dtype))
         ended = rows['terminated'] | rows['truncated']
-        stands['env_id'] = [*last]
-        stands['next_state'] = rows['next_state']
         counts = rows['episode_n'], rows['step_n'], ended, rows['total_reward']
-        stands['counts'][:, :4] = np.stack(counts, 1)
-        return stands
+        found['env_id'] = rows['env_id']
+        found['next_state'] = rows['next_state']
+        found['counts'][:, :4] = np.stack(counts, 1)
+        return found
 
-    def _open(self, dtype, place=None):
-        "Make links, a store, and layouts of batches and windows for such rows in an empty place"
-        place = place or self.place
+    def _open(self, dtype, place):
+        "Make links, a store and a batch plan for such rows in an empty place"
         ring = self.max_sz + self.store.spare
         # it was made, and then came an interrupt, or what a state had was refused
         if place.meta:
@@ -254,46 +271,25 @@ class Timeline:
         there = place.room()
         needs = self.store.needs(dtype, ring) + place.overhead * ring
         if 0 < there < needs:
-            raise self._no_room(place, dtype, there, needs)
-        try:
-            place.begin(ring)
-            parts = self._parts_in(place, dtype)
-            place.publish(
-                max_sz=self.max_sz,
-                columns=dtype_spec(dtype),
-                store=self.store.settings(),
-                **self.says,
+            fits = max(int(0.8 * there * self.max_sz / needs), 1)
+            kind = 'room on the disk' if place.path else 'memory'
+            raise NoRoom(
+                self.who,
+                f'no {kind} for max_sz={self.max_sz:_} rows of {dtype.itemsize:_} bytes',
+                f'{place.path or place.device or "a machine"} with {size_text(there)}',
+                size_text(needs),
+                f'max_sz={fits:_}, smaller rows, or store=Frames(…) for images',
             )
-            return parts
-        except MemoryError as e:
-            if isinstance(e, Explained):
-                raise  # by a store or a place that knows better
-            raise self._no_room(place, dtype, there, needs) from e
+        place.begin(ring)
+        parts = self._parts_in(place, dtype)
+        place.publish(
+            max_sz=self.max_sz, columns=dtype_spec(dtype), store=self.store.settings(), **self.says
+        )
+        return parts
 
     def _parts_in(self, place, dtype):
         line = Links(dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
-        return line, self.store.open(dtype, line.ring, place), _Shapes(dtype)
-
-    def _no_room(self, place, dtype, there, needs):
-        "The error where so many rows can't be kept here"
-        what = f'{place.ring or self.max_sz:_} rows of {dtype.itemsize:_} bytes'
-        found = size_text(there)
-        if place.path:
-            return NoRoom(
-                self.who,
-                f'no room on the disk for {what}',
-                f'{found} free in {place.path}',
-                size_text(needs),
-                'a smaller max_sz, or a path on another disk',
-            )
-        fits = max(int(0.8 * there * self.max_sz / needs), 1)
-        return NoRoom(
-            self.who,
-            f'no memory for max_sz={what}',
-            f'{place.device or "a machine"} with {found}',
-            size_text(needs),
-            f'max_sz={fits:_}, smaller rows, or store=Frames(…) for images',
-        )
+        return line, self.store.open(dtype, line.ring, place), BatchPlan(dtype)
 
     def add(
         self,
@@ -312,32 +308,23 @@ class Timeline:
         "Add a block that is the first of its kind, has new environments, or will be refused"
         if self._unsettled is not None:
             self.settle()  # it was interrupted
-        if not self._parts:
+        if not self.parts:
             self._gate.layout = None  # one whose first block was interrupted
         rows, layout = self._gate.check(steps)
-        parts = line, store, _ = self._parts or self._open(layout.dtype)
+        parts = line, store, _ = self._parts or self._open(layout.dtype, self.place)
         line.admit(rows['env_id'])
         first = line.inserted
         self.place.allow(first + len(rows))
         if not self._parts and self.place.lasts:
-            self._use_first(parts, rows)
-        if not store.add(line, rows.view(store.dtype)):
-            raise BlockError(self.who, 'rows that passed the check', remedy='report this')
+            store.refuse(rows.view(store.dtype))  # or it would decide the columns
+            self._use(parts, self.place)
+        added = store.add(line, rows.view(store.dtype))
+        assert added, 'the store takes rows that passed the check'
         self._gate.accept(rows, layout)
         self._parts = parts
         self._gave = True
         self._same = self._gate.same
         return np.arange(first, first + len(rows))
-
-    def _use_first(self, parts, rows):
-        "Prepare a lasting place for its first rows; if the store refuses them, nothing stays there"
-        try:
-            parts[1].refuse(rows.view(parts[1].dtype))
-        except Exception:
-            parts[1].close()
-            self.place.forget()
-            raise
-        self._use(parts, self.place)
 
     def take(
         self,
@@ -352,20 +339,13 @@ class Timeline:
         return as_steps(out, store.dtype, keys.shape)
 
     def _valid_keys(self, keys):
-        given = np.asarray(keys.cpu() if isinstance(keys, torch.Tensor) else keys)
+        "Return keys as an array; raise if there are no rows"
         keys = as_keys(keys)
-        if given.dtype == np.uint64 and (given >= 2**63).any():
-            self.refuse_key(int(given.max()))
-        if self._parts:
+        if self.parts:
             return keys
         if not keys.size:
             raise BlockError(self.who, 'nothing was ever added, so the columns are not known')
-        self.refuse_key(int(keys.flat[0]))
-
-    def refuse_key(self, key):
-        "Say what is wrong with a key"
-        line = self._parts[0] if self._parts else Links(NO_ROWS, 1, who=self.who)
-        line.refuse_key(key)
+        self.links.refuse_key(int(keys.flat[0]))
 
     def batch(
         self,
@@ -373,10 +353,14 @@ class Timeline:
         weights: np.ndarray,  # float64, one for each key
     ) -> Steps:  # with `index` and `weight`
         "The rows with these keys as a batch; counted as drawn"
-        line, store, shapes = self._parts or self._valid_keys(keys)
+        if not self._parts:
+            self._valid_keys(keys)
+        if len(weights) != len(keys):
+            raise ArgumentError(self.who, 'weights', len(weights), f'{len(keys)}, one for each key')
+        line, store, plan = self._parts
         self._gave = True
         try:
-            batch = store.batch(line, keys, weights, shapes.batch)
+            batch = store.batch(line, keys, weights, plan)
         except StateError:
             self.were_there(keys)  # or it is damaged
             raise
@@ -387,14 +371,6 @@ class Timeline:
         "These rows were drawn, by whatever made a batch of them"
         self._gave = True
         count_drawn(self._parts[0].tables.numbers, keys)
-
-    def _masked(self, keys, slots):
-        "What lies in a grid of slots; the rows with these keys must still be there"
-        _, store, shapes = self._parts
-        dtype = shapes.window
-        out = store.empty(slots.size, dtype.itemsize)
-        self._gather(store, keys, slots, out, dtype.fields['mask'][1])
-        return as_steps(out, dtype, slots.shape)
 
     def _gather(self, store, keys, *args):
         try:
@@ -412,7 +388,11 @@ class Timeline:
         "Return the rows of an episode from each key on; beyond the last, zeros with `mask` False"
         length = whole(f'{self.who}.windows', 'length', length, 1)
         keys = self._valid_keys(keys).ravel()
-        return self._masked(keys, self._parts[0].window_slots(keys, length))
+        line, store, plan = self._parts
+        slots = line.window_slots(keys, length)
+        out = store.empty(slots.size, plan.window.itemsize)
+        self._gather(store, keys, slots, out, plan.window.fields['mask'][1])
+        return as_steps(out, plan.window, slots.shape)
 
     def walk(
         self,
@@ -431,30 +411,24 @@ class Timeline:
     ) -> np.ndarray:  # bool, for each key
         "Is the row with this key still there?"
         keys = as_keys(keys)
-        return (self.oldest <= keys) & (keys < self.inserted)
+        end, oldest = self.span
+        return (oldest <= keys) & (keys < end)
 
     @property
     def times_drawn(self) -> np.ndarray:  # int32, oldest row first
         "How often each row that is there was drawn for a batch"
-        return (
-            self._parts[0].drawn[self.keys % self._parts[0].ring]
-            if self._parts
-            else np.zeros(0, np.int32)
-        )
+        line = self.links
+        return line.drawn[self.keys % line.ring]
 
     @property
     def ages(self) -> np.ndarray:  # int64
         "Sum and maximum of the ages that rows had when they were drawn for a batch"
-        return (
-            self._parts[0].tables.numbers[AGE_SUM : AGE_MAX + 1].copy()
-            if self._parts
-            else np.zeros(2, np.int64)
-        )
+        return self.links.tables.numbers[AGE_SUM : AGE_MAX + 1].copy()
 
     @property
     def store_stats(self) -> dict:
         "The store's numbers by name, and how many bytes a row takes in all"
-        said = self._parts[1].stats() if self._parts else {}
+        said = self.parts[1].stats() if self.parts else {}
         return dict(row_bytes=self.nbytes / max(len(self), 1), **said) if said else {}
 
     def __getitem__(self, i):
@@ -467,7 +441,7 @@ class Timeline:
         "A column of all rows; where the store has it apart from frames, nothing else is read"
         keys = self.keys
         found = {}
-        if self._parts and self.store.device is None:
+        if self.parts and self.store.device is None:
             line, store, _ = self._parts
             found = store.some_columns(keys % line.ring, (name,))
             self.were_there(keys)
@@ -481,16 +455,12 @@ class Timeline:
     def __repr__(self):
         if not self.is_open:
             return f'Timeline(max_sz={self.max_sz}, {self.store}): not opened so far'
-        if not self._parts:
+        if not self.parts:
             return f'Timeline(max_sz={self.max_sz}): empty'
         return (
             f'Timeline(max_sz={self.max_sz}): {len(self)} rows of {self.dtype.itemsize} bytes, '
             f'keys {self.oldest} to {self.inserted - 1}, {self.nbytes / 1e6:.1f} MB'
         )
-
-    def forget_ages(self):
-        "Nothing was drawn so far, by who counts from now on"
-        self._parts[0].tables.numbers[AGE_SUM : AGE_MAX + 1] = 0
 
     def still_there(
         self,
@@ -509,169 +479,126 @@ class Timeline:
 
     def state_dict(self) -> dict:  # plain data and tensors
         "Everything, in time order; of rows in a place that lasts, where they lie"
-        if not self._parts:
-            return dict(max_sz=self.max_sz, dtype=None, links=None, store=self.place.refers())
+        self.settle()  # it was interrupted
+        if not self.parts:
+            return dict(links=None, store=self.place.refers())
         line, store, _ = self._parts
-        self._write_counters()
         rows = self.place.refers() or store.state_dict(line.keys % line.ring)
-        return dict(
-            max_sz=self.max_sz, dtype=dtype_spec(store.dtype), links=line.state_dict(), store=rows
-        )
-
-    def _write_counters(self):
-        "What is counted while rows are drawn"
-        if not self.place.holds or not self._parts:
-            return
-        self.settle()
-        self._parts[0].count()
-        if self.ages[0]:
-            self.place.counters[AGES] = self.ages  # of who has drawn
-
-    def check_state(self, state: dict):
-        "Raise where this state holds more than there is room for"
-        if state['dtype'] is None:
-            return
-        inserted, oldest = checked(
-            self.who, dict(base=integer(), counters=listed(integer(), 4)), state['links'], more=True
-        )['counters'][:2]
-        if inserted - oldest > self.max_sz:
-            raise StateError(
-                self.who,
-                'a saved memory with more rows than this one has room for',
-                inserted - oldest,
-                f'at most max_sz={self.max_sz}',
-                f"max_sz={state['max_sz']}, as it was saved, or more",
-            )
+        return dict(links=dict(line.state_dict(), dtype=dtype_spec(store.dtype)), store=rows)
 
     def load_state_dict(self, state: dict):
         "Become the timeline that was saved"
         self.prepare(state)
         self.settle()
 
-    def prepare(self, state: dict):
-        "The same, but that files on disk stay as they are until `settle`"
-        form = dict(
-            max_sz=integer(1, 2**31 - 1), dtype=maybe(row_dtype), links=anything, store=anything
-        )
+    def prepare(
+        self,
+        state: dict,
+        older=None,  # the open timeline at the same place that this one replaces; None: itself
+    ):
+        "Hold what was saved, but leave files on disk as they are until `settle`"
+        form = dict(links=maybe(dict(SAVED_LINKS, dtype=row_dtype)), store=anything)
         state = checked(self.who, form, state)
-        self.check_state(state)
+        older = self if older is None else older
+        parts = older.parts
+        place = older.place
+        place.claim()
+        self._below = older.given
+        self.rewinds = older.rewinds
         refers = isinstance(state['store'], dict) and 'directory' in state['store']
-        if self._older is not None:
-            self.place = self._older.place
-            self._parts = self._older._parts
-            self.rewinds = self._older.rewinds
-        else:
-            self._parts  # it is open from now on
-            self._below = self.given
-        self.place.claim()
+        links = state['links']
+        saved = links['counters'][0] - links['base'] if links else 0
         if refers:
-            self._stand_where(state)
+            place.check_refers(state['store'], saved, type(self.store).__name__)
         else:
-            self._take_rows(state)
-        self._older = None
+            place = place.emptied()
+        if links is None:
+            first = self._next_base(place)
+            self._use(None, place, (first, first, first))
+        elif refers and parts:
+            self._go_back_to(links, place, parts)
+        else:
+            self._take_rows(links, state['store'], place, parts)
         self._gave = self._below > 0
 
-    def _take_rows(self, state):
-        "Rows from a state that holds them, into a place that is empty"
-        older = self._parts
-        place = self.place.emptied()
-        if state['dtype'] is None:
-            place.base = self._next_base(place)
-            self._gate.layout = None
-            return vars(self).update(place=place, _parts=None, _same=None, _unsettled=None)
-        parts = line, store, _ = self._open(state['dtype'], place)
-        base = state['links']['base']
+    def _take_rows(self, links, rows, place, older):
+        "Put saved rows into an empty place; `older` are the parts so far"
+        parts = line, store, _ = self._open(links['dtype'], place)
+        base = links['base']
         place.base = 0 if place.lasts and base % line.ring else base
-        line.load_state_dict(state['links'], place.base)
-        store.load_state_dict(line.keys % line.ring, state['store'])
+        line.load_state_dict(links, place.base)
+        store.load_state_dict(line.keys % line.ring, rows)
         line.relink(store.episodes)
         if self._below and not self._are_those(parts, older):
             line.move(self._next_base(place))
             place.base += self._next_base(place)
         place.intend(line.inserted)
         self.moved = place.base - base
-        self._use(parts, place, (line.inserted, line.oldest, 0, place.base))
+        self._use(parts, place, (line.inserted, line.oldest, place.base))
 
     def _are_those(self, new, older) -> bool:
         "Return True if all keys given out have the same rows as before, so none must be larger"
         line, store, _ = new
         if line.oldest >= self._below:
             return True
-        if not older or older[1].dtype != store.dtype or older[0].inserted > line.inserted:
+        if not older or older[1].dtype != store.dtype:
             return False
-        if older[0].oldest > line.oldest:
+        before = older[0]
+        if before.inserted > line.inserted or before.oldest > line.oldest:
             return False
+        for keys in in_parts(line.oldest, before.inserted, 256):
+            rows, other = (p[1].bytes_of(keys % p[0].ring) for p in (new, older))
+            if as_steps(rows, store.dtype, keys.shape) != as_steps(other, store.dtype, keys.shape):
+                return False
+        return True
 
-        def rows(part, keys):
-            found = part[1].bytes_of(keys % part[0].ring)
-            return as_steps(found, store.dtype, keys.shape)
-
-        parts = in_parts(line.oldest, older[0].inserted, 256)
-        return all(rows(new, keys) == rows(older, keys) for keys in parts)
-
-    def _stand_where(self, state):
-        "Stand at the row where a state was saved that refers to this place"
-        place = self.place
-        store = self._parts and self._parts[1]
-        empty = state['dtype'] is None
-        links = dict(base=0, counters=[0, 0]) if empty else state['links']
+    def _go_back_to(self, links, place, parts):
+        "Return to the row at which links were saved without the rows, which are here"
+        _, store, plan = parts
         base = links['base']
-        place.check_refers(state['store'], links['counters'][0] - base, type(self.store).__name__)
-        if empty:
-            first = self._next_base(place)
-            nothing = (first, first, 0, first) if place.meta else None
-            return vars(self).update(_parts=None, _same=None, _left=store, _unsettled=nothing)
-        if state['dtype'] != saved_dtype(place.meta['columns']):
+        if links['dtype'] != store.dtype:
             raise StateError(self.who, 'a saved memory of other columns')
         line = Links(store.dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
-        line.load_state_dict(links, place.base, rows=False)
-        goes_back = line.inserted < place.span(self.max_sz)[0]
-        missing = line.forget_before(place.oldest_whole())
+        line.load_state_dict(links, place.base)
+        oldest = min(line.inserted, max(line.oldest, place.oldest_whole()))
+        self.missing = oldest - line.oldest
+        line.refresh((line.inserted, oldest))
         new = place.base
-        if self._below and goes_back:
-            new = self._next_base(place)
-        elif not self._below and base % line.ring == 0:
+        if not self.reads_only and self._below == 0 and base % line.ring == 0:
             new = base
-        if self.reads_only:
-            new = place.base
+        elif not self.reads_only and line.inserted < place.span(self.max_sz)[0]:
+            new = self._next_base(place)
         line.move(new - place.base)
         self.moved = new - base
-        self._use((line, *self._parts[1:]), place, (line.inserted, line.oldest, missing, new))
+        self._use((line, store, plan), place, (line.inserted, line.oldest, new))
 
     def _use(self, parts, place, unsettled=None):
-        "From now on these are its links, its store, and what its batches look like"
-        self._gate.layout = self._gate.make_layout(self.who, parts[1].dtype)
+        "Work with these parts from now on; None: there are no rows"
+        self._gate.layout = parts and self._gate.make_layout(self.who, parts[1].dtype)
+        if self.reads_only:
+            unsettled = None
         vars(self).update(_parts=parts, place=place, _same=None, _unsettled=unsettled)
 
     def settle(self):
-        "What was prepared counts from now on"
-        if self._unsettled is None or self.reads_only:
+        "Let the place end where the state that was prepared was saved"
+        if self._unsettled is None:
             return
         place = self.place
-        end, floor, missing, place.base = self._unsettled
-        self._go_back(end, floor)
+        end, oldest, place.base = self._unsettled
+        place.rewind(end, oldest)
+        if self._parts:
+            line, store, _ = self._parts
+            line.newest(store.episodes)  # it cuts links
+        else:
+            place.forget()
         self._unsettled = None  # now: after an interrupt it is done once more
-        if missing:
+        if self.missing:
             warnings.warn(
-                f'{self.who}: {missing:_} of the rows that were in memory at this '
+                f'{self.who}: {self.missing:_} of the rows that were in memory at this '
                 'checkpoint have been overwritten since, so it goes on without them. '
                 f'Remedy: a larger spare= ({place.ring - self.max_sz:_} so far)'
             )
-
-    def _go_back(self, end, floor):
-        "Let the place end where the state was saved"
-        place = self.place
-        place.rewind(end, floor if floor > max(end - self.max_sz, place.oldest_whole()) else 0)
-        if end > place.base:
-            return self._parts[0].cut()
-        if self._left is not None:
-            self._left.close()
-        place.forget()
-
-    @property
-    def missing(self) -> int:
-        "How many rows a state had that was prepared, and that are gone"
-        return self._unsettled[2] if self._unsettled else 0
+            self.missing = 0
 
     def __getstate__(self):
         # where it is not, who gets it may open it
@@ -683,68 +610,27 @@ class Timeline:
         if state['rows'] is not None:
             self.load_state_dict(state['rows'])
 
-    def _open_place(self):  # its parts; None: there is no memory so far
-        "Open what lies in the store's place"
-        place = self.place = self.place or self.store.new_place(self.who)
-        try:
-            self._parts = self._continued() if place.meta else None
-            if not place.meta:
-                self._below = max(self._below, _CLOSED.get(place.path, [0])[0])
-                place.base = self._next_base(place)
-        except BaseException:
-            self.place = None
-            place.leave()
-            raise
-        return self._parts
-
-    def _continued(self):
-        "Links and a store over what is there"
-        place = self.place
-        dtype = self._check_meta(self.place.meta)
-        self._fit(dtype)
-        below, stood = _CLOSED.get(place.meta['id'], (0, None))
-        self._below = max(self._below, below)
-        *same, base = self._stood or stood or (None, None, 0)
-        self.rewinds = place.counters.item(REWINDS)
-        goes_on = same == [place.meta['id'], self.rewinds] and base % place.ring == 0
-        place.base = base if goes_on else self._next_base(place)
-        parts = line, store, _ = self._parts_in(place, dtype)
-        store.reopen()
-        line.stand_at(place.span(self.max_sz))
-        if not self.reads_only:
-            line.reopen(store.episodes)
-        self._gate.layout = self._gate.make_layout(self.who, dtype)
-        return parts
-
-    def _check_meta(self, meta) -> np.dtype:  # of the rows
-        "Raise where a memory on disk can't be continued with these settings"
-        d = self.place
+    def _check_meta(self, place) -> np.dtype:  # of the rows
+        "Raise if a memory on disk can't be continued with these settings"
+        meta = place.meta
         store = self.store.settings()
-        try:
-            dtype = saved_dtype(meta['columns'])
-        except (ValueError, TypeError, LookupError) as e:
-            raise StateError(self.who, f'{d.path}/meta.json: columns', e) from None
+        dtype = saved_dtype(meta.get('columns'))
         if self._check:
             self._check(dtype)
         if meta.get('store') != store:
             raise ArgumentError(
                 self.who,
-                f'store: {d.path} was made with another one',
+                f'store: {place.path} was made with another one',
                 store,
                 meta.get('store'),
                 'the same store, or another path',
             )
-        if type(meta.get('max_sz')) is not int or not 0 < meta['max_sz'] <= d.ring:
-            raise StateError(
-                self.who, f'{d.path}/meta.json: max_sz', meta.get('max_sz'), f'1 to {d.ring}'
-            )
         return dtype
 
-    def _fit(self, dtype):
-        "Let there be as many slots as are asked for; who only reads takes what there is"
-        place = self.place
+    def _fit(self, place, dtype):
+        "Make as many slots as are asked for; a process that only reads takes what there is"
         ring = self.max_sz + self.store.spare
-        was = self.place.meta['max_sz']
+        was = place.meta['max_sz']
         if self.reads_only:
             self.max_sz = min(self.max_sz, was)
         elif self.max_sz < was:
@@ -766,42 +652,24 @@ class Timeline:
 
     def flush(self):
         "Flush everything to the device, for power cuts; in main memory there is nothing to do"
-        if not self.is_open or not self._parts:
-            return
-        self._write_counters()
-        self.place.flush()
+        if self._parts:
+            self.settle()
+            self.place.flush()
 
     def close(self) -> bool:  # must it be opened again, if it is used again?
-        "Flush, and let other processes write; nothing where rows don't last"
+        "Flush, and let other processes write; in main memory there is nothing to do"
         if not self.is_open:
             return False
-        self._write_counters()
-        if self._parts:
-            self._parts[1].close()
-        if self.store.folder:
-            meta = self.place.meta
-            _CLOSED[meta['id'] if meta else self.place.path] = self.given, self._stands
-        return self.place.close()
+        self.settle()
+        place = self.place
+        if place.path:
+            known = place.meta['id'] if place.meta else place.path
+            _CLOSED[known] = self.given, place.counters.item(REWINDS), place.base
+        return place.close()
 
     def __getattr__(self, name):
-        # what lasts is opened when it is first asked for
-        if name == '_parts':
-            return self._open_place()
         # or a copy asks that is still to be filled
         made = not name.startswith('_') and 'place' in vars(self)
-        if not (made and self._parts and name in self.dtype.names):
+        if not (made and self.parts and name in self.dtype.names):
             raise AttributeError(problem('Timeline', f'no attribute or column {name!r}'))
         return self[name]
-
-# %% ../../nbs/memory/timeline.ipynb #4ff47d95
-class _Shapes:
-    "What batches and windows of rows look like"
-
-    def __init__(self, dtype):
-        self.row, self.batch, self._window = dtype, BatchPlan(dtype), None
-
-    @property
-    def window(self):
-        if self._window is None:
-            self._window = extend_dtype(self.row, mask='?')
-        return self._window

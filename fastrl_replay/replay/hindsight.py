@@ -19,7 +19,7 @@ from fastrl_replay.steps.errors import (
     choice,
     number,
 )
-from ..memory.links import BACK, INSERTED, LINK, OLDEST, SLOTS
+from ..memory.links import BACK, INSERTED, LINK, OLDEST, RING
 from ..memory.rows import ArrayRows, Store
 from ..memory.draws import random_bits, random_seed
 from ..memory.samplers import Sampler, Uniform
@@ -37,7 +37,7 @@ _u = np.uint64
 @njit
 def follow_links(numbers, followed, table):
     "Note rows from the key `followed` on; return the next key, or -1-key where links are wrong"
-    ring = numbers[SLOTS]
+    ring = numbers[RING]
     oldest = numbers[OLDEST]
     inserted = numbers[INSERTED]
     back = ints_at(numbers[BACK], ring)

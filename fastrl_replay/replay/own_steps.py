@@ -318,7 +318,7 @@ class StepRows:
 
     def _stands_in(self, memory):
         none = np.zeros(0, self._standing)
-        found = none if memory is None else memory.stands()
+        found = none if memory is None else memory.last_steps()
         if self.continues and found.dtype == none.dtype:
             return found
         stands = np.zeros(len(found), self._standing)

@@ -165,7 +165,7 @@ class Replay(Pipe):
         self._unfollowed = None
         self._ones = np.ones(self.bs)
 
-    def _new_parts(self, older=None):  # a memory whose place the new one will take
+    def _new_parts(self):
         "Memory, sampler and view by name, with nothing in them"
         # no circle: a memory would outlive it
         who, (sampler, view), replay = type(self).__name__, self._templates, ref(self)
@@ -175,14 +175,7 @@ class Replay(Pipe):
                 replay()._check_columns(dtype)
 
         memory = Timeline(
-            self.max_sz,
-            self.store,
-            who,
-            check,
-            older,
-            view.counted,
-            after=vars(self).get('memory'),
-            align=self.max_sz,
+            self.max_sz, self.store, who, check, view.counted, after=vars(self).get('memory')
         )
         sampler = sampler.fresh(waits=view.follows, capacity=self.max_sz)
         view = view.fresh(memory, who)
@@ -414,8 +407,6 @@ class Replay(Pipe):
         memory = self.memory
         sampler = self.sampler
         view = self.view
-        if not self.sampled:
-            memory.forget_ages()
         # newer rows will be followed as they came
         end = end if self._unfollowed is None else self._unfollowed[1]
         reported = min(memory.place.reported, end)
@@ -701,16 +692,16 @@ class Replay(Pipe):
         "Return this replay's attributes as they were saved; raise if damaged, or if it doesn't fit"
         state = self._check_saved_form(state)
         # on disk it is open from now on, or a state that is refused would keep the lock
-        self.memory.span
+        self.memory.ensure_open()
         loaded = object.__new__(type(self))
-        vars(loaded).update(vars(self), **self._new_parts(self.memory))
-        loaded._load(state)
+        vars(loaded).update(vars(self), **self._new_parts())
+        loaded._load(state, self.memory)
         return vars(loaded)
 
-    def _load(self, state):
+    def _load(self, state, older):  # older: the memory that it replaces
         "Let parts that are new hold what was saved"
         memory = self.memory
-        memory.prepare(state['memory'])
+        memory.prepare(state['memory'], older)
         try:
             if memory.dtype is not None:
                 self._check_columns(memory.dtype)
@@ -744,9 +735,7 @@ class Replay(Pipe):
             steps=anything,
             added=integer(),
         )
-        state = checked(type(self).__name__, form, state)
-        self.memory.check_state(state['memory'])
-        return state
+        return checked(type(self).__name__, form, state)
 
     def restore(self, state):
         "Continue where `state` was saved"

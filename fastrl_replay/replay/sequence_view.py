@@ -255,7 +255,7 @@ class SequenceView(View):
 
     def _known_envs(self):
         "The environments of the memory, for each of which there are tracks"
-        envs = self.memory.environments
+        envs = self.memory.parts[0].tables.envs
         many = len(envs.ids)
         if many > len(self._tracks.count):
             self._tracks = _Tracks(*(grown(a, many, 0) for a in self._tracks))
@@ -477,7 +477,7 @@ class SequenceView(View):
         p = np.empty(np.count_nonzero(there))
         wrong, at = _mix(keys, td, steps, (m.oldest, m.inserted), self.burn_in, self.eta, p)
         if wrong == _NEVER:
-            m.refuse_key(int(keys[at]))
+            m.links.refuse_key(int(keys[at]))
         if wrong == _UNKNOWN:
             raise StaleKey(
                 self.who,
@@ -504,7 +504,7 @@ class SequenceView(View):
         if len(self._index) and not (self.memory.place.lasts and self.memory.place.holds):
             sequences['hidden'] = self.hidden[self._index[keys % len(self._index)]]
         self._known_envs()
-        going_on = self.memory.going_on
+        going_on = self.memory.parts[0].going_on
         sequences = _tensors(sequences)
         tracks = _tensors({k: a[going_on] for k, a in self._tracks._asdict().items()})
         if len(self._index):

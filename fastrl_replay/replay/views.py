@@ -231,7 +231,7 @@ class Transitions(View):
             self.check_errors(self.who, keys, td)
         never, bad, stale = check_feedback(keys, td, oldest, end)
         if never >= 0:
-            self.memory.refuse_key(keys[never])
+            self.memory.links.refuse_key(keys[never])
         if bad >= 0:
             self.check_errors(self.who, keys, td)
         if not stale:

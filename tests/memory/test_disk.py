@@ -125,9 +125,9 @@ def test_a_foreign_directory_is_left_alone(name, tmp_path):
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize('path', [3, '', 'a\0b', __file__])
+@pytest.mark.parametrize('path', [3, '', __file__])
 def test_what_can_be_no_directory_is_named(path):
-    with pytest.raises((ArgumentError, ArgumentTypeError), match='path|a directory'):
+    with pytest.raises((ArgumentError, TypeError), match='[pP]ath|a directory'):
         Timeline(4, Rows(path))
 
 

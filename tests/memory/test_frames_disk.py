@@ -133,7 +133,7 @@ def test_other_settings_are_refused(tmp_path):
             len(Timeline(50, other))
     assert len(Timeline(50, Frames(path=tmp_path))) == 20
     for wrong in dict(path=5), dict(mode='r'), dict(spare=3), dict(path=tmp_path, mode='w'):
-        with pytest.raises((ArgumentError, ArgumentTypeError)):
+        with pytest.raises((ArgumentError, TypeError)):
             Frames(**wrong)
 
 
