@@ -530,8 +530,12 @@ class Directory(Place):
         self,
         ring: int,  # how many slots to make
         max_sz: int,  # how many rows count
+        opened,  # (place) → links and a store in it, or raises
     ):
-        "Make more slots: copy arrays into another folder, link other files, replace the old folder"
+        """Make more slots: copy arrays into another folder, link other files, replace the old folder
+
+        What is to be opened with these slots is opened before the old folder is replaced.
+        """
         end, shown = self.span(self.meta['max_sz'])
         oldest = min(end, self.oldest_whole())  # checkpoints may need spare rows
         new = copy(self)
@@ -564,8 +568,10 @@ class Directory(Place):
                         if e.is_file(follow_symlinks=False):
                             _link(e.path, other / e.name)
             new.counters[[RESERVED, FLOOR, SHOWN]] = end, oldest, shown
+            new.meta = dict(self.meta, ring=ring, max_sz=max_sz, data=new.folder.name)
+            opened(new)
             new.flush()
-            self._write_meta(dict(self.meta, ring=ring, max_sz=max_sz, data=new.folder.name))
+            self._write_meta(new.meta)
         except BaseException:
             self._tidy()
             raise

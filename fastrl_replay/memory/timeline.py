@@ -756,9 +756,8 @@ class Timeline:
                 f'max_sz={was}; rows would be lost',
             )
         elif ring > place.ring:
-            self.store.open(dtype, place.ring, place)  # so that the place knows all arrays
-            Links(dtype, place.ring, place, self.who)
-            place.grow(ring, self.max_sz)
+            self._parts_in(place, dtype)  # so that the place knows all arrays
+            place.grow(ring, self.max_sz, lambda new: self._parts_in(new, dtype))
         elif self.max_sz > was:
             # rows that had ceased to count don't come back
             place.counters[SHOWN] = place.span(was)[1]
