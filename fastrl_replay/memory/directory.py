@@ -15,7 +15,7 @@ import numpy as np
 from .. import __version__
 from ..steps.errors import ArgumentError, StateError, choice
 from ..steps.files import json_in, lock_file, open_plain, sync, write_whole
-from .mapped import allocate, mapped, no_disk, outgrows, read_at_random, request
+from .mapped import allocate, mapped, no_disk
 from fastrl_replay.memory.places import (
     CHECK,
     COMMITTED,
@@ -23,7 +23,6 @@ from fastrl_replay.memory.places import (
     FLUSHED,
     LIMIT,
     N_COUNTERS,
-    OF_STORE,
     RESERVED,
     REWINDS,
     SHOWN,
@@ -194,6 +193,10 @@ if hasattr(os, 'register_at_fork'):
     os.register_at_fork(after_in_child=_forget_locks)
 
 # %% ../../nbs/memory/directory.ipynb #6f4bbcef
+# of a tag of a record: the number of its row; then, how often the memory had gone back
+_NUMBER_BITS = 44
+
+
 class Directory(Place):
     "Arrays in the files of a directory: one process writes, and others may read at the same time"
 
@@ -209,9 +212,10 @@ class Directory(Place):
     ):
         super().__init__(who)
         self.writes = choice(who, 'mode', mode, ('a', 'r')) == 'a'
-        self.path, self._lock, self._pid = Path(path).absolute(), None, os.getpid()
+        self.path = Path(path).absolute()
+        self._lock = None
+        self._pid = os.getpid()
         self.until[0] = -1
-        self.arrays = {}  # bytes of a slot by name; 0: not by slot, and copied as it is
         read_meta(self.path, who)  # or an error, before anything is made
         try:
             if self.writes:
@@ -233,12 +237,6 @@ class Directory(Place):
 
     def room(self) -> int:
         return shutil.disk_usage(self.path).free  # bytes for a new memory
-
-    def outgrown(self, nbytes):
-        return outgrows(nbytes)  # are arrays larger than main memory can always hold?
-
-    def request(self, array, slots):
-        request(array, slots)
 
     # ---- the lock ----
 
@@ -263,12 +261,8 @@ class Directory(Place):
             self._lock.close()
             self._lock, self.until[0] = None, -1
 
-    def claim(self):
-        "Raise if it could be changed, but not by this process any more"
-        if self.writes:
-            self._check_holds()
-
-    def _check_holds(self):
+    def check_writer(self):
+        "Raise if this process may not write: it only reads, is a fork, or has closed it"
         if self._lock is not None:
             return
         why = 'is closed'
@@ -289,9 +283,12 @@ class Directory(Place):
         "Start a new memory, in a folder to which nothing refers so far"
         self._tidy()
         self.folder = self.path / f'data-{uuid.uuid4().hex}.fastrl'
-        self.ring, self.meta, self.arrays = ring, None, {}
         self.folder.mkdir()
-        self.counters = self.new('counters', N_COUNTERS, np.int64)
+        self.ring = ring
+        self.meta = None
+        self.arrays = {}  # bytes of a slot by name; 0: not by slot
+        allocate(self.file('counters'), 8 * N_COUNTERS, self.who)
+        self.counters = self._mapped('counters', N_COUNTERS, np.int64)
 
     def publish(
         self,
@@ -305,7 +302,7 @@ class Directory(Place):
             ring=self.ring,
             data=self.folder.name,
             rewound=[],
-            lasting={},
+            arrays=self.arrays,
             records={},
             written_by=f'fastrl_replay {__version__}',
         )
@@ -345,33 +342,29 @@ class Directory(Place):
     def _find(self):
         "Open the memory that is there"
         who = f'{self.who}: {self.path}'
-        sizes = dict_of(integer(1, 2**31))
         form = dict(
             ring=integer(1, 2**31 - 1),
             data=text,
             id=text,
             rewound=listed(integer()),
-            lasting=sizes,
-            records=sizes,
+            arrays=dict_of(integer(0, 2**31)),
+            records=dict_of(integer(9, 2**31)),
         )
         meta = checked(f'{who}/meta.json', form, self.meta, more=True)
-        names = [*meta['lasting'], *meta['records']]
+        names = [*meta['arrays'], *meta['records']]
         if not re.fullmatch('data-[0-9a-f]{32}[.]fastrl', meta['data']) or not all(
             re.fullmatch(r'\w[\w.-]*', n) for n in names
         ):
             raise StateError(who, 'a damaged meta.json')
         self.folder = _plain(self.path / meta['data'], who)
         self.ring = meta['ring']
-        c = self.counters = self.new('counters', N_COUNTERS, np.int64)
+        c = self.counters = self._mapped('counters', N_COUNTERS, np.int64)
         # without a checksum: another process has opened it, or was killed
         sound = c[CHECK] in (0, _checksum(c)) and (c >= 0).all()
         if not sound or not c[COMMITTED] <= c[RESERVED] <= max(self.ring, c[LIMIT]):
-            raise StateError(
-                who, 'damaged counters', c[:OF_STORE].tolist(), remedy='a copy of the directory'
-            )
+            raise StateError(who, 'damaged counters', c.tolist(), remedy='a copy of the directory')
         if not self.writes:
-            self._watched = open_plain(self.file('counters'), None, self.who)
-            weakref.finalize(self, self._watched.close)
+            self._watched = os.fspath(self.file('counters'))
             return
         c[CHECK] = 0  # until it is closed
         self._tidy()
@@ -383,7 +376,7 @@ class Directory(Place):
 
     def check_there(self):
         "Raise if the writer has replaced the folder that a reader has open"
-        if not os.fstat(self._watched.fileno()).st_nlink:
+        if not os.path.exists(self._watched):
             raise StateError(
                 self.who,
                 f'{self.path} was made larger, or anew, since it was opened for reading',
@@ -409,41 +402,30 @@ class Directory(Place):
         if own and not self.writes:
             return aligned(shape, dtype, fill)
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        is_new = not self.meta and not os.path.lexists(self.file(name))
-        if is_new:
+        if not self.meta:
             allocate(self.file(name), nbytes, self.who)
-        self.arrays[name] = nbytes // self.ring if by else 0
-        array = self._mapped(name, shape, dtype, self.writes)
-        if fill and is_new:
+            self.arrays[name] = nbytes // self.ring if by else 0
+        array = self._mapped(name, shape, dtype)
+        if fill and not self.meta:
             array[...] = fill
         return array
 
-    def _mapped(self, name, shape, dtype, writable=False):
+    def _mapped(self, name, shape, dtype):
         path = _plain(self.file(name), self.who)
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         found = f'{path.stat().st_size:_} bytes' if path.is_file() else 'no such file'
         if found != f'{nbytes:_} bytes':
             raise StateError(self.who, f'{path} is damaged', found, f'{nbytes:_} bytes')
-        return mapped(path, shape, dtype, writable)
+        return mapped(path, shape, dtype, self.writes)
 
     def new_folder(self, name) -> Path:
         "Return a folder for files that come and go: the one that is there, or a new one"
         path = _plain(self.file(name), self.who)
         if not self.meta:
-            path.mkdir(exist_ok=True)
+            path.mkdir()
         elif not path.is_dir():
             raise StateError(self.who, f'{path} is damaged', 'no such folder')
         return path
-
-    def scattered(
-        self,
-        name: str,  # of an array that is there
-        array: np.ndarray,  # as `new` gave it
-    ) -> np.ndarray:  # the same bytes
-        "Map an array a second time, for reads at random places"
-        other = self._mapped(name, array.shape, array.dtype, self.writes)
-        read_at_random(other)
-        return other
 
     def lasting(self, name, dtype):
         "Return an array by slot that is made when it is first asked for; None: a reader finds none"
@@ -452,8 +434,8 @@ class Directory(Place):
             if not self.holds:
                 return None
             allocate(path, self.ring * size, self.who)
-        self.say(lasting={**self.meta['lasting'], name: size})
-        return self.new(name, self.ring, dtype, by='slot')
+        self.say(arrays=self.meta['arrays'] | {name: size})
+        return self._mapped(name, self.ring, dtype)
 
     def keep(
         self,
@@ -461,13 +443,14 @@ class Directory(Place):
         numbers: np.ndarray,  # of the rows that they belong to: their keys, counted from `base`
         rows: np.ndarray,  # bytes for each of these rows
     ):
-        "Write some bytes for some rows, each with its number; the file has holes"
-        if not self.holds or not rows.size:
+        "Write some bytes for some rows, with the number of each row; the file has holes"
+        if not self.holds or not len(rows):
             return
-        tags = (numbers + 1)[:, None].view(np.uint8)  # 0: nothing was written
-        self.write_records(name, numbers % self.ring, np.concatenate([rows, tags], 1))
-        if self.meta:
-            self.say(records={**self.meta['records'], name: rows.shape[1] + 8})
+        # 0: nothing was written
+        tags = numbers + 1 + (len(self.meta['rewound']) << _NUMBER_BITS)
+        records = np.concatenate([rows, tags[:, None].view(np.uint8)], 1)
+        self.write_records(name, numbers % self.ring, records)
+        self.say(records=self.meta['records'] | {name: records.shape[1]})
 
     def write_records(self, name, slots, records):
         path, size = self.file(name), records.shape[1]
@@ -480,29 +463,25 @@ class Directory(Place):
             raise no_disk(self.who, path, size, e) from None
 
     def kept(self, name, numbers, size) -> np.ndarray:  # uint8
-        "Return what was written for these rows; zeros where nothing was"
-        if not size or not os.path.lexists(self.file(name)):
-            return np.zeros((len(numbers), size), np.uint8)
+        "Return what was written for these rows; zeros where nothing was, or the row was replaced"
+        found = super().kept(name, numbers, size)
+        if not os.path.lexists(self.file(name)):
+            return found
         records = self._mapped(name, (self.ring, size + 8), np.uint8)[numbers % self.ring]
         tags = records[:, size:].copy().view(np.int64)[:, 0]
-        rows = records[:, :size].copy()
-        rows[tags != numbers + 1] = 0
-        return rows
-
-    def _drop_records(self, first, end):
-        "Drop what was written for rows that are gone, whose numbers others will have"
-        for name, size in self.meta['records'].items():
-            if os.path.lexists(self.file(name)):
-                tags = self._mapped(name, (self.ring, size), np.uint8)[:, size - 8 :]
-                slots = np.arange(max(first, end - self.ring), end) % self.ring
-                slots = slots[tags[slots].any(1)]
-                self.write_records(name, slots, np.zeros((len(slots), size), np.uint8))
+        # for each number of returns: the first row that was replaced since
+        rewound = self.meta['rewound']
+        replaced = np.minimum.accumulate([2**_NUMBER_BITS, *rewound[::-1]])[::-1]
+        since = (tags >> _NUMBER_BITS).clip(0, len(rewound))
+        same = (tags % 2**_NUMBER_BITS == numbers + 1) & (numbers < replaced[since])
+        found[same] = records[same, :size]
+        return found
 
     # ---- reserve and commit ----
 
     def allow(self, end: int):
         "Allow rows up to this key, and some more: the attribute `until` says how far"
-        self._check_holds()
+        self.check_writer()
         c = self.counters
         end -= self.base
         if end > c.item(LIMIT) and end > self.ring:
@@ -514,14 +493,15 @@ class Directory(Place):
 
     def rewind(self, end: int, floor: int = 0):
         "Drop rows from this key on, and those before `floor`"
-        self._check_holds()
+        self.check_writer()
         c = self.counters
         first = end - self.base
-        c[REWINDS] += 1  # readers look at it, before rows change
         if first < c.item(COMMITTED):
             self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], first]))
-            self._drop_records(first, c.item(COMMITTED))
+        # twice: a reader may look while the counters change
+        c[REWINDS] += 1
         super().rewind(end, floor)
+        c[REWINDS] += 1
         if c.item(FLUSHED) > first:
             c[FLUSHED] = first
             sync(self.file('counters'))  # before rows that were flushed are written over
@@ -536,39 +516,35 @@ class Directory(Place):
 
         What is to be opened with these slots is opened before the old folder is replaced.
         """
-        end, shown = self.span(self.meta['max_sz'])
+        meta = self.meta
+        end, shown = self.span(meta['max_sz'])
         oldest = min(end, self.oldest_whole())  # checkpoints may need spare rows
         new = copy(self)
         new.until = np.full(1, -1)
         try:
             new.begin(ring)
-            records = self.meta['records']
-            for name, size in (self.arrays | self.meta['lasting'] | records).items():
-                if name == 'counters':
-                    new.counters[:] = self.counters
-                elif name in records and not os.path.lexists(self.file(name)):
-                    continue  # no row had any
-                elif size == 0:
+            new.counters[:] = self.counters
+            new.counters[[RESERVED, FLOOR, SHOWN]] = end, oldest, shown
+            for name, size in meta['arrays'].items():
+                if not size:
                     _link(_plain(self.file(name), self.who), new.file(name))
-                else:
-                    was = self._mapped(name, (self.ring, size), np.uint8)
-                    if name not in records:
-                        to = new.new(name, (ring, size), np.uint8, by='slot')
-                    for keys in in_parts(oldest, end, 4096):
-                        rows = was[keys % self.ring]
-                        if name not in records:
-                            to[keys % ring] = rows
-                        else:
-                            there = rows.any(1)
-                            new.write_records(name, keys[there] % ring, rows[there])
+                    continue
+                old = self._mapped(name, (self.ring, size), np.uint8)
+                array = new.new(name, (ring, size), np.uint8, by='slot')
+                for keys in in_parts(oldest, end, 4096):
+                    array[keys % ring] = old[keys % self.ring]
+            for name, size in meta['records'].items():
+                if not os.path.lexists(self.file(name)):
+                    continue  # no row had any
+                old = self._mapped(name, (self.ring, size), np.uint8)
+                for keys in in_parts(oldest, end, 4096):
+                    there = keys[old[keys % self.ring].any(1)]
+                    new.write_records(name, there % ring, old[there % self.ring])
             for entry in os.scandir(self.folder):
                 if entry.is_dir(follow_symlinks=False):
-                    other = new.new_folder(entry.name)
-                    for e in os.scandir(entry):
-                        if e.is_file(follow_symlinks=False):
-                            _link(e.path, other / e.name)
-            new.counters[[RESERVED, FLOOR, SHOWN]] = end, oldest, shown
-            new.meta = dict(self.meta, ring=ring, max_sz=max_sz, data=new.folder.name)
+                    folder = new.file(entry.name)
+                    shutil.copytree(entry, folder, symlinks=True, copy_function=_link)
+            new.meta = dict(meta, ring=ring, max_sz=max_sz, data=new.folder.name)
             opened(new)
             new.flush()
             self._write_meta(new.meta)
@@ -618,7 +594,6 @@ class Directory(Place):
             f'{self.path}: the machine restarted before rows were flushed; {lost:_} rows are lost'
         )
         self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], c.item(FLUSHED)]))
-        self._drop_records(c.item(FLUSHED), c.item(COMMITTED))
         c[RESERVED], c[COMMITTED] = max(c[RESERVED], c[LIMIT]), c[FLUSHED]
 
     # ---- checkpoints ----
@@ -628,23 +603,22 @@ class Directory(Place):
         meta = self.meta or dict(id='', rewound=[])
         return dict(directory=str(self.path), id=meta['id'], rewound=len(meta['rewound']))
 
-    def check_refers(self, saved, inserted, store):
+    def check_refers(self, saved, inserted):
         "Raise if these are not the rows that were saved"
         saved = checked(self.who, dict(directory=text, id=text, rewound=integer()), saved)
-        meta = self.meta
-        has, there = (meta['id'], self.counters.item(COMMITTED)) if meta else ('', 0)
+        meta = self.meta or dict(id='', rewound=[])
         # it was still empty then
-        if not saved['id'] and (not has or str(self.path) == saved['directory']):
+        if not saved['id'] and str(self.path) == saved['directory']:
             return
-        if has != saved['id']:
+        if meta['id'] != saved['id']:
             raise StateError(
                 self.who,
                 f'a saved memory that is not the one in {self.path}',
-                has or 'none',
+                meta['id'] or 'none',
                 f"{saved['id']}, which was in {saved['directory']}",
                 'the path of the memory that it was saved with',
             )
-        end = min([there, *meta['rewound'][saved['rewound'] :]])
+        end = min([self.counters.item(COMMITTED), *meta['rewound'][saved['rewound'] :]])
         if end < inserted:
             raise StateError(
                 self.who,

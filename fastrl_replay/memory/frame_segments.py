@@ -11,14 +11,12 @@ from contextlib import suppress
 import numpy as np
 from ..steps.errors import StateError
 from ..steps.files import open_plain, write_whole
-from .mapped import allocate, mapped, no_disk, read_at_random
+from .mapped import allocate, mapped, no_disk
 from .frame_log import BITS, END, FIRST, NEAR, NEXT, ROOM, SIZE, Segments
 
 # %% ../../nbs/memory/frame_segments.ipynb #15968d0d
 class FileSegments(Segments):
     "Segments that are files"
-
-    at_random = False  # is the system told not to read ahead?
 
     def __init__(
         self,
@@ -76,8 +74,6 @@ class FileSegments(Segments):
         except RuntimeError:  # it went meanwhile
             raise FileNotFoundError(path) from None
         if raw:
-            if self.at_random:
-                read_at_random(found)
             return found.reshape(per, -1)
         self._read_dictionary()
         return found

@@ -16,8 +16,8 @@ from ..steps.episodes import ENV, SIZE
 from ..steps.nans import NaNSearch
 from ..steps.locks import renew_in_child
 from ..steps.machine import size_text
-from .places import COMMITTED, RESERVED
-from .mapped import request_places
+from .places import COMMITTED, RESERVED, MainMemory
+from .mapped import outgrows, request_places
 from .codecs import codec
 from fastrl_replay.memory.frame_log import (
     BITS,
@@ -107,12 +107,11 @@ class FrameRows(OpenStore):
         self._rest_size = int(self._spans[:, 1].sum())
         self._rest = place.new('rest', (n, self._rest_size), np.uint8, by='slot')
         self._refs = place.new('references', (n, len(self._places)), np.uint32, 0, by='slot')
-        self._outgrows = place.outgrown(needs)
+        self._outgrows = place.lasts and outgrows(needs)
         end = 0
         for log, leaf in zip(logs, leaves):
             log.columns = slice(end, end + len(leaf.places))
             end = log.columns.stop
-            log.segments.at_random = self._outgrows
         self._numbers = numbers
         self._lasting = lasting
         self._arrays = self._spans, self._rest, self._refs, numbers  # where kernels write
@@ -155,7 +154,9 @@ class FrameRows(OpenStore):
         "Return the first frame of a log that rows need; raise if there is no memory for more"
         held = len(log.segments.known)
         if held >= log.look_at:
-            limit = self.place.limit()  # 0: the place says when it is full
+            # others say when they are full
+            limited = type(self.place) is MainMemory
+            limit = self.place.room() if limited else 0
             if 0 < limit < self.nbytes:
                 raise NoRoom(
                     'Frames',
@@ -358,7 +359,7 @@ class Frames(Store):
         mode: str = 'a',  # 'a': append or create; 'r': read-only, while another process may write
         spare: int = 0,  # rows kept beyond `max_sz`, so that a run can resume from its checkpoint
     ):
-        self.lies(path, device, mode, spare)
+        self.place_at(path, device, mode, spare)
         self.stack = whole('Frames', 'stack', stack, 1)
         self.compress = compress
         codec(compress)  # or an error, now

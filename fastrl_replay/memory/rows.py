@@ -24,8 +24,9 @@ from ..steps.episodes import ENV, SIZE, RowLayout
 from ..steps.nans import NaNSearch, first_nan, has_nan
 from ..steps.machine import device_of
 from ..steps.recycled import batch_bytes
-from .places import COMMITTED, RESERVED, MainMemory, Place, runs
+from .places import COMMITTED, RESERVED, MainMemory, Place
 from .directory import Directory, check_path
+from .mapped import outgrows, request
 from .on_device import Device, common_word, sent
 from fastrl_replay.memory.links import (
     COUNTERS,
@@ -101,8 +102,8 @@ class Store:
     def needs(self, dtype, n) -> int:
         return n * dtype.itemsize  # bytes that it must have when full
 
-    def lies(self, path, device=None, mode='a', spare=0):
-        "Keep where it lies, if that can be"
+    def place_at(self, path, device=None, mode='a', spare=0):
+        "Set where arrays lie: a directory, a device or main memory; raise if they can't lie there"
         who = type(self).__name__
         self.path = None
         self.folder = None
@@ -191,9 +192,6 @@ class OpenStore:
     def follow(self):
         "See what the process has done that writes"
 
-    def close(self):
-        "Nothing more will be written"
-
     def stats(self) -> dict:
         return {}  # what else there is to say of it
 
@@ -265,8 +263,8 @@ class OpenStore:
         form = dict(rows=array(np.uint8, len(slots), self.dtype.itemsize))
         rows = checked(who, form, state)['rows'].reshape(-1).view(self.dtype)
         check_saved_rows(who, rows, NaNSearch(self.dtype))
-        if len(slots):
-            self.put(slots, rows)
+        for a in range(0, len(slots), 4096):
+            self.put(slots[a : a + 4096], rows[a : a + 4096])
 
 # %% ../../nbs/memory/rows.ipynb #c02c43ac
 def check_weights(keys, weights):
@@ -331,17 +329,12 @@ class ArrayRows(OpenStore):
         places = batch.itemsize, batch.index_at // 8, batch.weight_at // 4
         # for kernels
         self._plan = np.array([*layout.at, *self._search.at, self._mem.ctypes.data, *places])
-        # for reading
-        self._seen = self._mem
-        self._draws = self._plan
-        self._outgrows = place.outgrown(self._mem.nbytes)
-        if self._outgrows:
-            self._seen = place.scattered('rows', self._mem)
-            self._draws = self._plan.copy()
-            self._draws[_ROWS] = self._seen.ctypes.data
+        self.outgrows = place.lasts and outgrows(self._mem.nbytes)
 
     def request(self, slots):
-        self.place.request(self._seen, slots)
+        "Rows in these slots are going to be read"
+        if self.place.lasts:
+            request(self._mem, slots)
 
     def put(self, slots, rows):
         "Rows go into slots"
@@ -350,14 +343,14 @@ class ArrayRows(OpenStore):
     def gather(self, slots, out, present=-1):
         "Rows come back, as bytes"
         slots = slots.reshape(-1)
-        if self._outgrows:
+        if self.outgrows:
             self.request(slots)
-        _gather_rows(self._seen.reshape(-1), self.dtype.itemsize, slots, out, present)
+        _gather_rows(self._mem.reshape(-1), self.dtype.itemsize, slots, out, present)
 
     @property
     def columns(self) -> np.ndarray:
         "Of all slots, as they are"
-        return self._seen.reshape(-1).view(self.dtype)
+        return self._mem.reshape(-1).view(self.dtype)
 
     def some_columns(self, slots, names):
         "These columns, as far as there are such, of the rows in these slots"
@@ -372,11 +365,11 @@ class ArrayRows(OpenStore):
         n = len(keys)
         if len(weights) != n:
             check_weights(keys, weights)
-        if self._outgrows:
+        if self.outgrows:
             self.request(line.slots(keys))
         out = batch_bytes(n * plan.itemsize)
         # says which
-        if not _draw_rows(line.tables.numbers, self._draws, keys, weights, out):
+        if not _draw_rows(line.tables.numbers, self._plan, keys, weights, out):
             line.slots(keys)
         return plan.steps(out, n)
 
@@ -423,11 +416,13 @@ class DeviceRows(DeviceStore):
         self._mem = place.tensor('Rows', n, dtype.itemsize)
 
     def put(self, slots, rows):
-        "Rows go into slots"
+        "Write rows into slots that follow each other"
         rows = rows.view(np.uint8).reshape(len(rows), -1)
-        for a, b in runs(slots, max(self.place.part // rows.shape[1], 1)):
-            at = int(slots[a])
-            self.place.write(self._mem[at : at + b - a], rows[a:b])
+        first = int(slots[0])
+        n = min(len(rows), self.n - first)
+        self.place.write(self._mem[first : first + n], rows[:n])
+        if n < len(rows):
+            self.place.write(self._mem[: len(rows) - n], rows[n:])
 
     def assemble(self, slots, out, more):
         "Fetch rows from slots, and write `more`: where in a row a number goes → one for each row"
@@ -455,7 +450,7 @@ class Rows(Store):
         mode: str = 'a',  # 'a': append or create; 'r': read-only, while another process may write
         spare: int = 0,  # rows kept beyond `max_sz`, so that a run can resume from its checkpoint
     ):
-        self.lies(path, device, mode, spare)
+        self.place_at(path, device, mode, spare)
 
     def open(self, dtype, n, place):
         return ArrayRows(dtype, n, place) if place.device is None else DeviceRows(dtype, n, place)

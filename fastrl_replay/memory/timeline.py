@@ -145,7 +145,6 @@ class Timeline:
             counted=self._counted,
         )
         self._same = None  # the dtype of the last block
-        self._left = None  # the store that it had before it was empty again
         self._unsettled = None  # what a state that was loaded changes, when it counts
         # None: not opened so far
         self.place = None if self.store.folder else self.store.new_place(self.who)
@@ -334,7 +333,6 @@ class Timeline:
         try:
             parts[1].refuse(rows.view(parts[1].dtype))
         except Exception:
-            parts[1].close()
             self.place.forget()
             raise
         self._use(parts, self.place)
@@ -563,7 +561,8 @@ class Timeline:
         else:
             self._parts  # it is open from now on
             self._below = self.given
-        self.place.claim()
+        if not self.reads_only:
+            self.place.check_writer()
         if refers:
             self._stand_where(state)
         else:
@@ -616,11 +615,11 @@ class Timeline:
         empty = state['dtype'] is None
         links = dict(base=0, counters=[0, 0]) if empty else state['links']
         base = links['base']
-        place.check_refers(state['store'], links['counters'][0] - base, type(self.store).__name__)
+        place.check_refers(state['store'], links['counters'][0] - base)
         if empty:
             first = self._next_base(place)
             nothing = (first, first, 0, first) if place.meta else None
-            return vars(self).update(_parts=None, _same=None, _left=store, _unsettled=nothing)
+            return vars(self).update(_parts=None, _same=None, _unsettled=nothing)
         if state['dtype'] != saved_dtype(place.meta['columns']):
             raise StateError(self.who, 'a saved memory of other columns')
         line = Links(store.dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
@@ -664,8 +663,6 @@ class Timeline:
         place.rewind(end, floor if floor > max(end - self.max_sz, place.oldest_whole()) else 0)
         if end > place.base:
             return self._parts[0].cut()
-        if self._left is not None:
-            self._left.close()
         place.forget()
 
     @property
@@ -756,7 +753,6 @@ class Timeline:
                 f'max_sz={was}; rows would be lost',
             )
         elif ring > place.ring:
-            self._parts_in(place, dtype)  # so that the place knows all arrays
             place.grow(ring, self.max_sz, lambda new: self._parts_in(new, dtype))
         elif self.max_sz > was:
             # rows that had ceased to count don't come back
@@ -775,8 +771,6 @@ class Timeline:
         if not self.is_open:
             return False
         self._write_counters()
-        if self._parts:
-            self._parts[1].close()
         if self.store.folder:
             meta = self.place.meta
             _CLOSED[meta['id'] if meta else self.place.path] = self.given, self._stands

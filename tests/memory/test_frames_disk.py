@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fastrl_replay.all import *
-from fastrl_replay.memory import directory as directory_module
+from fastrl_replay.memory import frames as frames_module
 from fastrl_replay.steps.errors import NoRoom
 from fastrl_replay.testing import through_file
 from strategies import cases, equal
@@ -203,7 +203,7 @@ def test_a_folder_that_leads_elsewhere_is_refused(tmp_path):
 def test_a_memory_that_outgrows_main_memory_gives_the_same_rows(tmp_path, monkeypatch, compress):
     rows, line = episode(1500), Timeline(1000, Middle(1, compress, tmp_path))
     add(line, rows[:500])
-    monkeypatch.setattr(directory_module, 'outgrows', lambda nbytes: nbytes > 100_000)
+    monkeypatch.setattr(frames_module, 'outgrows', lambda nbytes: nbytes > 100_000)
     add(line, rows[500:])
     assert line[:] == Steps(rows[500:])
     line.close()

@@ -85,7 +85,7 @@ class TurnedRows(OpenStore):
 
 class Turned(Store):
     def __init__(self, path=None, *, mode='a', spare=0):
-        self.lies(path, mode=mode, spare=spare)
+        self.place_at(path, mode=mode, spare=spare)
 
     def open(self, dtype, n, place):
         return TurnedRows(dtype, n, place)
