@@ -6,10 +6,9 @@
 __all__ = ['FORMAT', 'read_meta', 'check_path', 'Directory', 'shard_path']
 
 # %% ../../nbs/memory/directory.ipynb #ba4ce25c
-import json, os, re, shutil, socket, uuid, warnings, weakref, zlib
+import json, os, re, shutil, socket, time, uuid, warnings, weakref, zlib
 from contextlib import suppress
 from copy import copy
-from datetime import datetime, timezone
 from pathlib import Path
 import numpy as np
 from .. import __version__
@@ -19,7 +18,6 @@ from .mapped import allocate, mapped, no_disk
 from fastrl_replay.memory.places import (
     CHECK,
     COMMITTED,
-    FLOOR,
     FLUSHED,
     LIMIT,
     N_COUNTERS,
@@ -45,13 +43,10 @@ def read_meta(
     "Return what `meta.json` says; raise an error if the directory holds something else"
     file = path / 'meta.json'
     try:
-        there = {p.name for p in path.iterdir()}
-    except FileNotFoundError:
-        return None
+        others = _others(path)
     except OSError as e:
         raise ArgumentError(who, f"path: {path} can't be read", e, 'a directory') from None
-    if file.name not in there:
-        others = _others(path)
+    if not os.path.lexists(file):
         if not others or shards and _are_shards(others):
             return None
         raise ArgumentError(
@@ -90,7 +85,7 @@ def _is_signed(writer):
 
 def _others(path):
     "Return the names of files in a directory that no memory wrote"
-    found = {p.name for p in path.iterdir()} if path.is_dir() else set()
+    found = {p.name for p in path.iterdir()} if os.path.lexists(path) else set()
     if {'id', 'env', 'directory'} <= json_in(path / 'run').keys():
         found.discard('run')
     if _is_signed(path / 'writer'):
@@ -213,8 +208,7 @@ class Directory(Place):
         super().__init__(who)
         self.writes = choice(who, 'mode', mode, ('a', 'r')) == 'a'
         self.path = Path(path).absolute()
-        self._lock = None
-        self._pid = os.getpid()
+        self.holds = False
         self.until[0] = -1
         read_meta(self.path, who)  # or an error, before anything is made
         try:
@@ -231,10 +225,6 @@ class Directory(Place):
             self.leave()
             raise
 
-    holds = property(
-        lambda self: self._lock is not None, doc='Is it this process that may change it now?'
-    )
-
     def room(self) -> int:
         return shutil.disk_usage(self.path).free  # bytes for a new memory
 
@@ -242,6 +232,7 @@ class Directory(Place):
 
     def _begin_writing(self):
         self._lock = _locked(self.path, self.who)
+        self.holds = True
         self.until[0] = 0  # no row without asking, but what else there is
         weakref.finalize(self, self._lock.close)
         _writers.add(self)
@@ -249,27 +240,24 @@ class Directory(Place):
 
     def _sign(self):
         "Write into `writer` who writes now; only after the last writer's entry has been used"
-        since = datetime.now(timezone.utc).isoformat(timespec='seconds')
-        said = json.dumps(
-            dict(process=os.getpid(), host=socket.gethostname(), boot=_boot(), since=since)
-        )
+        host = socket.gethostname()
+        said = json.dumps(dict(process=os.getpid(), host=host, boot=_boot(), since=time.ctime()))
         os.pwrite(self._lock.fileno(), f'{said:400}'.encode(), 0)
 
     def leave(self):
         "Let others write, and this process no more; nothing is flushed"
-        if self._lock is not None:
+        if self.holds:
             self._lock.close()
-            self._lock, self.until[0] = None, -1
+            self.holds = False
+            self.until[0] = -1
 
     def check_writer(self):
         "Raise if this process may not write: it only reads, is a fork, or has closed it"
-        if self._lock is not None:
+        if self.holds:
             return
-        why = 'is closed'
+        why = 'is closed, or written by the process that opened it'
         if not self.writes:
             why = 'is open for reading'
-        elif self._pid != os.getpid():
-            why = 'is written by the process that opened it'
         raise ArgumentError(
             self.who, f'{self.path} {why}', remedy="open it with mode='a', in one process"
         )
@@ -369,8 +357,9 @@ class Directory(Place):
         c[CHECK] = 0  # until it is closed
         self._tidy()
         self._after_power_cut()
-        # a kill between two of them
-        c[TOLD], c[FLOOR] = min(c[TOLD], c[COMMITTED]), min(c[FLOOR], c[COMMITTED])
+        # rows that come now are whole
+        c[RESERVED] = min(c[RESERVED], c[COMMITTED] + self.ring)
+        c[TOLD] = min(c[TOLD], c[COMMITTED])
         if not c[COMMITTED]:
             self.forget()  # the writer was killed in its first add
 
@@ -458,6 +447,8 @@ class Directory(Place):
             with open_plain(path, None, self.who, os.O_RDWR | os.O_CREAT) as file:
                 file.truncate(self.ring * size)
                 for slot, record in zip(slots, records):
+                    if not record.any():
+                        continue
                     os.pwrite(file.fileno(), record.tobytes(), int(slot) * size)
         except OSError as e:
             raise no_disk(self.who, path, size, e) from None
@@ -524,22 +515,25 @@ class Directory(Place):
         try:
             new.begin(ring)
             new.counters[:] = self.counters
-            new.counters[[RESERVED, FLOOR, SHOWN]] = end, oldest, shown
-            for name, size in meta['arrays'].items():
+            # as if rows had been written over all that are not copied
+            new.counters[RESERVED] = oldest + ring
+            new.counters[SHOWN] = shown
+            records = meta['records']
+            for name, size in (meta['arrays'] | records).items():
                 if not size:
                     _link(_plain(self.file(name), self.who), new.file(name))
                     continue
-                old = self._mapped(name, (self.ring, size), np.uint8)
-                array = new.new(name, (ring, size), np.uint8, by='slot')
-                for keys in in_parts(oldest, end, 4096):
-                    array[keys % ring] = old[keys % self.ring]
-            for name, size in meta['records'].items():
-                if not os.path.lexists(self.file(name)):
+                if name in records and not os.path.lexists(self.file(name)):
                     continue  # no row had any
                 old = self._mapped(name, (self.ring, size), np.uint8)
+                if name not in records:
+                    array = new.new(name, (ring, size), np.uint8, by='slot')
                 for keys in in_parts(oldest, end, 4096):
-                    there = keys[old[keys % self.ring].any(1)]
-                    new.write_records(name, there % ring, old[there % self.ring])
+                    rows = old[keys % self.ring]
+                    if name in records:
+                        new.write_records(name, keys % ring, rows)
+                    else:
+                        array[keys % ring] = rows
             for entry in os.scandir(self.folder):
                 if entry.is_dir(follow_symlinks=False):
                     folder = new.file(entry.name)
@@ -558,7 +552,7 @@ class Directory(Place):
 
     def flush(self):
         "Bring everything to the device; returns when it is there"
-        if self._lock is None:
+        if not self.holds:
             return
         c = self.counters
         end = c.item(COMMITTED)
@@ -573,7 +567,7 @@ class Directory(Place):
 
     def close(self):
         "Flush, and let others write; more than once is fine"
-        if self._lock is not None:
+        if self.holds:
             if self.meta:
                 self.flush()
                 self.counters[CHECK] = _checksum(self.counters)
@@ -627,9 +621,9 @@ class Directory(Place):
                 remedy='a checkpoint of the rows that are there',
             )
 
-    def emptied(self) -> Place:
-        "Return a place for rows that a state holds"
-        if self.holds and self.meta and not self.counters.item(COMMITTED):
+    def clear(self):
+        "Remove a memory without rows; raise if it has some"
+        if self.holds and not self.counters.item(COMMITTED):
             self.forget()
         if self.meta:
             raise StateError(
@@ -637,7 +631,6 @@ class Directory(Place):
                 f'a saved memory with its rows, and there is one in {self.path}',
                 remedy='another path, or a checkpoint of that memory',
             )
-        return self
 
 # %% ../../nbs/memory/directory.ipynb #5a4d0c12
 def shard_path(

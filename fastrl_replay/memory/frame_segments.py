@@ -61,8 +61,6 @@ class FileSegments(Segments):
     def _mapped(self, number, kind):
         "Map the file of a segment"
         path = self._path(number, kind)
-        if number < self.numbers[FIRST]:
-            raise FileNotFoundError(path)
         per = 1 << self.numbers.item(BITS)
         raw = kind == 'raw'
         with open_plain(path, None, self.who) as file:
@@ -84,9 +82,11 @@ class FileSegments(Segments):
                 self.use(file.read())
 
     def new(self, number):
-        "Make a file to write into"
+        "Make a file to write into; files that a power cut has left under this number go"
+        self.drop(number)
         allocate(self._path(number, 'raw'), self._size << self.numbers.item(BITS), self.who)
-        return self._mapped(number, 'raw')
+        self.enter(number, self._mapped(number, 'raw'))
+        return self.known[number]
 
     def drop(self, number):
         "Remove a segment that no row needs"
@@ -143,10 +143,8 @@ class FileSegments(Segments):
         for number in range(max(first, (end - 2 * near) >> bits), last + 1):
             with suppress(StateError):
                 self.find(number)
-        if end % (1 << bits):
-            self.numbers[ROOM] = (last + 1) << bits
-            if last not in self.known or self.known[last].ndim == 1:
-                self.numbers[[NEXT, END]] = self.numbers[ROOM]
+        # what the last segment has room for is left: new frames begin with the next one
+        self.numbers[[NEXT, ROOM, END]] = (last + 1) << bits
 
     def follow(self):
         "See what the process that writes has done: raw segments may be packed now"

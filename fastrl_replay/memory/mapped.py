@@ -92,12 +92,6 @@ _WILL_NEED = 3
 _madvise = types.ExternalFunction('madvise', types.int32(types.intp, types.uintp, types.int32))
 
 
-@njit
-def _advise(address, n, advice):
-    start = address & -PAGE
-    return _madvise(start, address + n - start, advice)
-
-
 @njit(nogil=True)
 def request_places(
     addresses,  # of what is going to be read; 0: nothing
@@ -106,8 +100,9 @@ def request_places(
     "Let the system read these pages, all at once"
     for i in range(addresses.shape[0]):
         for j in range(addresses.shape[1]):
-            if addresses[i, j] > 0:
-                _advise(addresses[i, j], sizes[j], _WILL_NEED)
+            start = addresses[i, j] & -PAGE
+            if start > 0:
+                _madvise(start, addresses[i, j] + sizes[j] - start, _WILL_NEED)
 
 # %% ../../nbs/memory/mapped.ipynb #71e6f613
 def request(

@@ -249,7 +249,7 @@ class Timeline:
         ring = self.max_sz + self.store.spare
         # it was made, and then came an interrupt, or what a state had was refused
         if place.meta:
-            place.emptied()
+            place.clear()
         there = place.room()
         needs = self.store.needs(dtype, ring) + place.overhead * ring
         if 0 < there < needs:
@@ -573,7 +573,11 @@ class Timeline:
     def _take_rows(self, state):
         "Rows from a state that holds them, into a place that is empty"
         older = self._parts
-        place = self.place.emptied()
+        place = self.place
+        if place.lasts:
+            place.clear()
+        else:
+            place = self.store.new_place(self.who)
         if state['dtype'] is None:
             place.base = self._next_base(place)
             self._gate.layout = None

@@ -137,7 +137,6 @@ def test_a_saved_memory_is_loaded_where_its_device_has_room(monkeypatch):
     line = Timeline(1000, Rows(device='cpu'))
     line.add(Steps(stream(*SPACES['stack'], b'\0', 1, False)))
     saved = through_file(line.state_dict())
-    assert line.place.emptied().device == 'cpu'
     monkeypatch.setattr(machine_module, 'machine_memory', lambda: 2**16)
     with pytest.raises(NoRoom, match='got cpu with 64 KiB'):
         Timeline(1000, Rows(device='cpu')).load_state_dict(saved)

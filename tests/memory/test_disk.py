@@ -728,6 +728,21 @@ def test_a_power_cut_loses_rows_whose_slots_may_have_been_written(tmp_path):
     whole(again)
 
 
+def test_rows_that_come_after_a_power_cut_last(tmp_path):
+    "Also in a small memory, all of whose slots may have been written since the flush"
+    line = filled(tmp_path, 30)
+    line.flush()
+    line.add(block(30, 5))
+    cut_power(line)
+    with pytest.warns(UserWarning, match='5 rows are lost'):
+        again = Timeline(10, Rows(tmp_path))
+        again.add(block(30, 5))
+    again.close()
+    again = Timeline(10, Rows(tmp_path))
+    assert span_of(again) == (35, 30)
+    whole(again)
+
+
 def test_a_power_cut_brings_no_rows_back_that_were_undone(tmp_path):
     line = filled(tmp_path, 10, 100)
     saved = line.state_dict()
