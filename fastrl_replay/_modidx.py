@@ -1733,8 +1733,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory.Directory.new': ( 'memory/directory.html#directory.new',
                                                                                                   'fastrl_replay/memory/directory.py'),
-                                                'fastrl_replay.memory.directory.Directory.new_folder': ( 'memory/directory.html#directory.new_folder',
-                                                                                                         'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory.Directory.publish': ( 'memory/directory.html#directory.publish',
                                                                                                       'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory.Directory.refers': ( 'memory/directory.html#directory.refers',

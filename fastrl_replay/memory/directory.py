@@ -274,7 +274,7 @@ class Directory(Place):
         self.folder.mkdir()
         self.ring = ring
         self.meta = None
-        self.arrays = {}  # bytes of a slot by name; 0: not by slot
+        self.arrays = {}  # bytes of a slot, by name
         allocate(self.file('counters'), 8 * N_COUNTERS, self.who)
         self.counters = self._mapped('counters', N_COUNTERS, np.int64)
 
@@ -330,13 +330,14 @@ class Directory(Place):
     def _find(self):
         "Open the memory that is there"
         who = f'{self.who}: {self.path}'
+        sizes = dict_of(integer(1, 2**31))
         form = dict(
             ring=integer(1, 2**31 - 1),
             data=text,
             id=text,
             rewound=listed(integer()),
-            arrays=dict_of(integer(0, 2**31)),
-            records=dict_of(integer(9, 2**31)),
+            arrays=sizes,
+            records=sizes,
         )
         meta = checked(f'{who}/meta.json', form, self.meta, more=True)
         names = [*meta['arrays'], *meta['records']]
@@ -393,7 +394,8 @@ class Directory(Place):
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if not self.meta:
             allocate(self.file(name), nbytes, self.who)
-            self.arrays[name] = nbytes // self.ring if by else 0
+            if by:
+                self.arrays[name] = nbytes // self.ring
         array = self._mapped(name, shape, dtype)
         if fill and not self.meta:
             array[...] = fill
@@ -407,23 +409,14 @@ class Directory(Place):
             raise StateError(self.who, f'{path} is damaged', found, f'{nbytes:_} bytes')
         return mapped(path, shape, dtype, self.writes)
 
-    def new_folder(self, name) -> Path:
-        "Return a folder for files that come and go: the one that is there, or a new one"
-        path = _plain(self.file(name), self.who)
-        if not self.meta:
-            path.mkdir()
-        elif not path.is_dir():
-            raise StateError(self.who, f'{path} is damaged', 'no such folder')
-        return path
-
     def lasting(self, name, dtype):
         "Return an array by slot that is made when it is first asked for; None: a reader finds none"
-        path, size = self.file(name), np.dtype(dtype).itemsize
-        if not os.path.lexists(path):
-            if not self.holds:
-                return None
-            allocate(path, self.ring * size, self.who)
-        self.say(arrays=self.meta['arrays'] | {name: size})
+        size = np.dtype(dtype).itemsize
+        if self.holds and name not in self.meta['arrays']:
+            allocate(self.file(name), self.ring * size, self.who)
+            self.say(arrays=self.meta['arrays'] | {name: size})
+        if not os.path.lexists(self.file(name)):
+            return None
         return self._mapped(name, self.ring, dtype)
 
     def keep(
@@ -503,7 +496,7 @@ class Directory(Place):
         max_sz: int,  # how many rows count
         opened,  # (place) → links and a store in it, or raises
     ):
-        """Make more slots: copy arrays into another folder, link other files, replace the old folder
+        """Make more slots: copy arrays by slot to another folder, link other files, replace the old
 
         What is to be opened with these slots is opened before the old folder is replaced.
         """
@@ -519,10 +512,8 @@ class Directory(Place):
             new.counters[RESERVED] = oldest + ring
             new.counters[SHOWN] = shown
             records = meta['records']
-            for name, size in (meta['arrays'] | records).items():
-                if not size:
-                    _link(_plain(self.file(name), self.who), new.file(name))
-                    continue
+            by_slot = meta['arrays'] | records
+            for name, size in by_slot.items():
                 if name in records and not os.path.lexists(self.file(name)):
                     continue  # no row had any
                 old = self._mapped(name, (self.ring, size), np.uint8)
@@ -535,9 +526,9 @@ class Directory(Place):
                     else:
                         array[keys % ring] = rows
             for entry in os.scandir(self.folder):
-                if entry.is_dir(follow_symlinks=False):
-                    folder = new.file(entry.name)
-                    shutil.copytree(entry, folder, symlinks=True, copy_function=_link)
+                others = entry.name not in by_slot and entry.name != 'counters'
+                if others and entry.is_file(follow_symlinks=False):
+                    _link(entry.path, new.file(entry.name))
             new.meta = dict(meta, ring=ring, max_sz=max_sz, data=new.folder.name)
             opened(new)
             new.flush()

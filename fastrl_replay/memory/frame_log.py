@@ -191,7 +191,7 @@ class Segments:
             return self.codec.unpack(packed, self.numbers.item(SIZE))
         except Exception as e:  # whatever a codec says
             raise StateError(
-                self.who, f'{self.where}/{number} is damaged', f'frame {i}: {e}'
+                self.who, f'{self.where}.{number} is damaged', f'frame {i}: {e}'
             ) from None
 
     def send(self):

@@ -20,25 +20,26 @@ class FileSegments(Segments):
 
     def __init__(
         self,
-        name: str,  # of their folder
+        name: str,  # with which names of files begin
         numbers: np.ndarray,  # of the log, with BITS and SIZE
-        directory,  # where the folder is
+        directory,  # where they lie
         codec=None,  # packs older segments; None: all stay raw
     ):
         super().__init__(numbers, directory, codec)
-        self.where = directory.new_folder(name)
+        self.where = directory.file(name)
+        self._dictionary = self.where.with_suffix('.dictionary')
         self._size = numbers.item(SIZE)
 
     def _path(self, number, kind):
-        return self.where / f'{number}.{kind}'
+        return self.where.with_suffix(f'.{number}.{kind}')
 
     @property
     def nbytes(self):
         "Bytes of the files"
         found = 0
-        for entry in os.scandir(self.where):
+        for path in self.place.folder.glob(f'{self.where.name}.*'):
             with suppress(FileNotFoundError):
-                found += entry.stat().st_size
+                found += path.stat().st_size
         return found
 
     def find(self, number):
@@ -78,7 +79,7 @@ class FileSegments(Segments):
 
     def _read_dictionary(self):
         if not self.codec.learned:
-            with open_plain(self.where / 'dictionary', 2**20, self.who) as file:
+            with open_plain(self._dictionary, 2**20, self.who) as file:
                 self.use(file.read())
 
     def new(self, number):
@@ -105,9 +106,8 @@ class FileSegments(Segments):
 
     def stored(self, number, packed):
         "Write packed frames, and before the first of them what the codec has learned"
-        dictionary = self.where / 'dictionary'
-        if not dictionary.exists():
-            write_whole(dictionary, self.codec.dictionary)
+        if not self._dictionary.exists():
+            write_whole(self._dictionary, self.codec.dictionary)
         path = self._path(number, 'packed')
         try:
             write_whole(path, packed)
@@ -132,7 +132,7 @@ class FileSegments(Segments):
         self.stand()
         if not self.place.writes:
             return
-        for path in self.where.glob('.*'):
+        for path in self.place.folder.glob(f'.{self.where.name}.*'):
             self._remove(path)  # a writer was killed while it wrote
         if self.codec:
             with suppress(FileNotFoundError):

@@ -153,10 +153,9 @@ class FrameRows(OpenStore):
     def _needed(self, log) -> int:
         "Return the first frame of a log that rows need; raise if there is no memory for more"
         held = len(log.segments.known)
-        if held >= log.look_at:
-            # others say when they are full
-            limited = type(self.place) is MainMemory
-            limit = self.place.room() if limited else 0
+        # others say when they are full
+        if held >= log.look_at and type(self.place) is MainMemory:
+            limit = self.place.room()
             if 0 < limit < self.nbytes:
                 raise NoRoom(
                     'Frames',
