@@ -197,7 +197,6 @@ class Directory(Place):
 
     folder = None
     lasts = True
-    overhead = 20  # links, counts of draws, and priorities
 
     def __init__(
         self,
@@ -283,10 +282,9 @@ class Directory(Place):
         **meta,  # what there is to say of it
     ):
         "Make a new memory the one that is there"
-        meta = dict(
+        new = dict(
             format=FORMAT,
             id=uuid.uuid4().hex,
-            **meta,
             ring=self.ring,
             data=self.folder.name,
             rewound=[],
@@ -294,7 +292,7 @@ class Directory(Place):
             records={},
             written_by=f'fastrl_replay {__version__}',
         )
-        self._write_meta(meta)
+        self._write_meta(new | meta)
 
     def say(self, **meta):
         "Note this in `meta.json`, too"
@@ -342,7 +340,7 @@ class Directory(Place):
         meta = checked(f'{who}/meta.json', form, self.meta, more=True)
         names = [*meta['arrays'], *meta['records']]
         if not re.fullmatch('data-[0-9a-f]{32}[.]fastrl', meta['data']) or not all(
-            re.fullmatch(r'\w[\w.-]*', n) for n in names
+            re.fullmatch(r'[^/\\.][^/\\]*', n) for n in names
         ):
             raise StateError(who, 'a damaged meta.json')
         self.folder = _plain(self.path / meta['data'], who)
@@ -376,7 +374,7 @@ class Directory(Place):
     # ---- arrays ----
 
     def file(self, name) -> Path:
-        "Return where an array is, or a folder of files"
+        "Return where an array is"
         return self.folder / name
 
     def new(

@@ -113,7 +113,6 @@ _MOST = 2**20  # segments, and entries of the table, which takes memory as it is
 class Segments:
     "Frames of one size in main memory, in segments by number: arrays of raw ones, and packed ones"
 
-    who = 'Frames'  # for errors
     where = 'frames'
 
     def __init__(
@@ -175,7 +174,7 @@ class Segments:
     def find(self, number):
         "Return a segment"
         if number not in self.known:
-            raise StateError(self.who, 'a reference to a frame that is not there')
+            raise StateError('Frames', 'a reference to a frame that is not there')
         return self.known[number]
 
     def frame(self, number, i) -> bytes:
@@ -191,7 +190,7 @@ class Segments:
             return self.codec.unpack(packed, self.numbers.item(SIZE))
         except Exception as e:  # whatever a codec says
             raise StateError(
-                self.who, f'{self.where}.{number} is damaged', f'frame {i}: {e}'
+                'Frames', f'{self.where}.{number} is damaged', f'frame {i}: {e}'
             ) from None
 
     def send(self):
@@ -207,7 +206,7 @@ class Segments:
         try:
             self.codec.use(dictionary)
         except Exception as e:  # whatever a codec says
-            raise StateError(self.who, 'a damaged dictionary of frames', e) from None
+            raise StateError('Frames', 'a damaged dictionary of frames', e) from None
 
 # %% ../../nbs/memory/frame_log.ipynb #16535468
 class FrameLog:
@@ -258,6 +257,7 @@ class FrameLog:
                 self.numbers, self.segments.table, self._recent, self.places, rows, envs, done, refs
             )
             if done == len(envs):
+                self.segments.send()
                 return refs
             self._drop(needed(self) >> item(BITS))
             if self.segments.codec:
@@ -350,7 +350,7 @@ class FrameLog:
             raw=array(np.uint8, None, self.size),
             dictionary=array(np.uint8, None),
         )
-        saved = checked(self.segments.who, form, state)
+        saved = checked('Frames', form, state)
         packed = saved['packed']
         raw = saved['raw']
         self.numbers[BITS] = saved['bits']

@@ -37,7 +37,7 @@ class FileSegments(Segments):
     def nbytes(self):
         "Bytes of the files"
         found = 0
-        for path in self.place.folder.glob(f'{self.where.name}.*'):
+        for path in self.where.parent.glob(f'{self.where.name}.*'):
             with suppress(FileNotFoundError):
                 found += path.stat().st_size
         return found
@@ -57,14 +57,14 @@ class FileSegments(Segments):
         raise self._damaged(self._path(number, 'raw'), 'no such file')
 
     def _damaged(self, path, got):  # the error
-        return StateError(self.who, f'{path} is damaged', got)
+        return StateError('Frames', f'{path} is damaged', got)
 
     def _mapped(self, number, kind):
         "Map the file of a segment"
         path = self._path(number, kind)
         per = 1 << self.numbers.item(BITS)
         raw = kind == 'raw'
-        with open_plain(path, None, self.who) as file:
+        with open_plain(path, None, 'Frames') as file:
             size = os.fstat(file.fileno()).st_size
         if raw and size != per * self._size:
             raise self._damaged(path, f'{size:_} bytes')
@@ -79,13 +79,13 @@ class FileSegments(Segments):
 
     def _read_dictionary(self):
         if not self.codec.learned:
-            with open_plain(self._dictionary, 2**20, self.who) as file:
+            with open_plain(self._dictionary, 2**20, 'Frames') as file:
                 self.use(file.read())
 
     def new(self, number):
         "Make a file to write into; files that a power cut has left under this number go"
         self.drop(number)
-        allocate(self._path(number, 'raw'), self._size << self.numbers.item(BITS), self.who)
+        allocate(self._path(number, 'raw'), self._size << self.numbers.item(BITS), 'Frames')
         self.enter(number, self._mapped(number, 'raw'))
         return self.known[number]
 
@@ -112,7 +112,7 @@ class FileSegments(Segments):
         try:
             write_whole(path, packed)
         except OSError as e:
-            raise no_disk(self.who, path, len(packed), e) from None
+            raise no_disk('Frames', path, len(packed), e) from None
         return self._mapped(number, 'packed')
 
     def stand(self):
@@ -132,7 +132,7 @@ class FileSegments(Segments):
         self.stand()
         if not self.place.writes:
             return
-        for path in self.place.folder.glob(f'.{self.where.name}.*'):
+        for path in self.where.parent.glob(f'.{self.where.name}.*'):
             self._remove(path)  # a writer was killed while it wrote
         if self.codec:
             with suppress(FileNotFoundError):

@@ -48,10 +48,6 @@ class Place:
     writes = True
     holds = True
     lasts = False
-    # bytes of a slot, besides rows, for which there must be room
-    overhead = 0
-    # bytes that are brought to a device, or from it, at once
-    part = 2**26
 
     def __init__(
         self,

@@ -160,6 +160,7 @@ class OpenStore:
     "A store with memory: it adds blocks, draws batches and saves by `put` and `gather`"
 
     nbytes = 0  # reserved
+    part = 2**26  # bytes that are brought to a device, or from it, at once
 
     def __init__(
         self,
@@ -221,7 +222,7 @@ class OpenStore:
         "The rows in these slots, in main memory"
         size = self.dtype.itemsize
         found = np.empty((len(slots), size), np.uint8)
-        part = max(self.place.part // size, 1)
+        part = max(self.part // size, 1)
         for a in range(0, len(slots), part):
             rows = self.empty(len(slots[a : a + part]), size)
             self.gather(slots[a : a + part], rows)
@@ -263,8 +264,8 @@ class OpenStore:
         form = dict(rows=array(np.uint8, len(slots), self.dtype.itemsize))
         rows = checked(who, form, state)['rows'].reshape(-1).view(self.dtype)
         check_saved_rows(who, rows, NaNSearch(self.dtype))
-        for a in range(0, len(slots), 4096):
-            self.put(slots[a : a + 4096], rows[a : a + 4096])
+        if len(slots):
+            self.put(slots, rows)
 
 # %% ../../nbs/memory/rows.ipynb #c02c43ac
 def check_weights(keys, weights):
@@ -418,11 +419,14 @@ class DeviceRows(DeviceStore):
     def put(self, slots, rows):
         "Write rows into slots that follow each other"
         rows = rows.view(np.uint8).reshape(len(rows), -1)
-        first = int(slots[0])
-        n = min(len(rows), self.n - first)
-        self.place.write(self._mem[first : first + n], rows[:n])
-        if n < len(rows):
-            self.place.write(self._mem[: len(rows) - n], rows[n:])
+        most = max(self.part // rows.shape[1], 1)
+        for a in range(0, len(rows), most):
+            part = rows[a : a + most]
+            first = int(slots[a])
+            n = min(len(part), self.n - first)
+            self.place.write(self._mem[first : first + n], part[:n])
+            if n < len(part):
+                self.place.write(self._mem[: len(part) - n], part[n:])
 
     def assemble(self, slots, out, more):
         "Fetch rows from slots, and write `more`: where in a row a number goes → one for each row"

@@ -251,7 +251,9 @@ class Timeline:
         if place.meta:
             place.clear()
         there = place.room()
-        needs = self.store.needs(dtype, ring) + place.overhead * ring
+        needs = self.store.needs(dtype, ring)
+        if place.lasts:
+            needs += 20 * ring  # links, counts of draws, and priorities
         if 0 < there < needs:
             raise self._no_room(place, dtype, there, needs)
         try:
