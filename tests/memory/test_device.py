@@ -128,11 +128,6 @@ def test_devices_are_checked_at_once(make):
     assert make(device='auto').device == ('cuda' if torch.cuda.is_available() else None)
 
 
-def test_frames_on_a_device_are_not_packed():
-    with pytest.raises(ArgumentError, match="compress and device; got 'lz4', 'cpu'"):
-        Frames(4, 'lz4', device='cpu')
-
-
 def test_a_saved_memory_is_loaded_where_its_device_has_room(monkeypatch):
     "Was: main memory was asked, and named"
     line = Timeline(1000, Rows(device='cpu'))

@@ -187,14 +187,15 @@ def test_a_damaged_file_is_named_and_others_can_be_read(tmp_path, kind, mode):
 
 
 def test_a_segment_that_leads_elsewhere_is_refused(tmp_path):
-    line = Timeline(50, Tiny(1, None, tmp_path / 'm'))
+    store = Tiny(1, None, tmp_path / 'm')
+    line = Timeline(50, store)
     line.add(Steps(episode(20)))
     line.close()
     file = files_of(tmp_path / 'm')[0]
     file.rename(tmp_path / 'elsewhere')
     file.symlink_to(tmp_path / 'elsewhere')
     with pytest.raises(StateError, match='symbolic link'):
-        Timeline(50, Tiny(1, None, tmp_path / 'm'))[:]
+        Timeline(50, store)[:]
 
 
 @pytest.mark.parametrize('compress', [None, 'lz4'])
