@@ -46,11 +46,8 @@ DAMAGE = {
     'another store': lambda d, meta: (d / 'meta.json').write_text(
         json.dumps({**meta, 'store': {'kind': 'os.system'}})
     ),
-    'a path': lambda d, meta: (d / 'meta.json').write_text(
-        json.dumps({**meta, 'store': {'kind': 'Rows', 'path': '/etc'}})
-    ),
     'short rows': lambda d, meta: os.truncate(d / meta['data'] / 'rows', 100),
-    'counters': lambda d, meta: (d / meta['data'] / 'counters').write_bytes(b'\xff' * 512),
+    'counters': lambda d, meta: (d / meta['data'] / 'counters').write_bytes(b'\xff' * 80),
     'gone': lambda d, meta: shutil.rmtree(d / meta['data']),
 }
 

@@ -122,7 +122,7 @@ def probabilities_of(p, kind):
 def saved_priorities(timeline, key):
     "Return what can be sampled by the priorities in a memory's directory; None: there are none"
     place = timeline.place
-    if not timeline.parts or not place.lasts or 'priorities' not in place.meta['lasting']:
+    if not timeline.parts or not place.lasts or 'priorities' not in place.meta['arrays']:
         return None
     file = place.new('priorities', place.ring, np.float64, by='slot')
     told = place.reported

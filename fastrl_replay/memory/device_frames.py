@@ -31,7 +31,7 @@ class DeviceSegments(Segments):
     ):
         super().__init__(numbers, place)
         self._expected_there = expected
-        self.there = place.tensor(self.who, 1, numbers.item(FRAME_SIZE))
+        self.there = place.tensor('Frames', 1, numbers.item(FRAME_SIZE))
         with place.in_order():
             self.there.zero_()
 
@@ -58,7 +58,7 @@ class DeviceSegments(Segments):
         bits = self.numbers.item(BITS)
         per = 1 << bits
         many = max(self._expected_there >> bits, end - first) * 17 // 16 + 2
-        new = self.place.tensor(self.who, 1 + many * per, self.numbers.item(FRAME_SIZE))
+        new = self.place.tensor('Frames', 1 + many * per, self.numbers.item(FRAME_SIZE))
         with self.place.in_order():
             new[0] = 0
             for number in range(first, end):

@@ -6,24 +6,21 @@
 __all__ = ['FORMAT', 'read_meta', 'check_path', 'Directory', 'shard_path']
 
 # %% ../../nbs/memory/directory.ipynb #ba4ce25c
-import json, os, re, shutil, socket, uuid, warnings, weakref, zlib
+import json, os, re, shutil, socket, time, uuid, warnings, weakref, zlib
 from contextlib import suppress
 from copy import copy
-from datetime import datetime, timezone
 from pathlib import Path
 import numpy as np
 from .. import __version__
 from ..steps.errors import ArgumentError, StateError, choice
 from ..steps.files import json_in, lock_file, open_plain, sync, write_whole
-from .mapped import allocate, mapped, no_disk, outgrows, read_at_random, request
+from .mapped import allocate, mapped, no_disk
 from fastrl_replay.memory.places import (
     CHECK,
     COMMITTED,
-    FLOOR,
     FLUSHED,
     LIMIT,
     N_COUNTERS,
-    OF_STORE,
     RESERVED,
     REWINDS,
     SHOWN,
@@ -46,13 +43,10 @@ def read_meta(
     "Return what `meta.json` says; raise an error if the directory holds something else"
     file = path / 'meta.json'
     try:
-        there = {p.name for p in path.iterdir()}
-    except FileNotFoundError:
-        return None
+        others = _others(path)
     except OSError as e:
         raise ArgumentError(who, f"path: {path} can't be read", e, 'a directory') from None
-    if file.name not in there:
-        others = _others(path)
+    if not os.path.lexists(file):
         if not others or shards and _are_shards(others):
             return None
         raise ArgumentError(
@@ -91,7 +85,7 @@ def _is_signed(writer):
 
 def _others(path):
     "Return the names of files in a directory that no memory wrote"
-    found = {p.name for p in path.iterdir()} if path.is_dir() else set()
+    found = {p.name for p in path.iterdir()} if os.path.lexists(path) else set()
     if {'id', 'env', 'directory'} <= json_in(path / 'run').keys():
         found.discard('run')
     if _is_signed(path / 'writer'):
@@ -194,12 +188,15 @@ if hasattr(os, 'register_at_fork'):
     os.register_at_fork(after_in_child=_forget_locks)
 
 # %% ../../nbs/memory/directory.ipynb #6f4bbcef
+# of a tag of a record: the number of its row; then, how often the memory had gone back
+_NUMBER_BITS = 44
+
+
 class Directory(Place):
     "Arrays in the files of a directory: one process writes, and others may read at the same time"
 
     folder = None
     lasts = True
-    overhead = 20  # links, counts of draws, and priorities
 
     def __init__(
         self,
@@ -209,9 +206,9 @@ class Directory(Place):
     ):
         super().__init__(who)
         self.writes = choice(who, 'mode', mode, ('a', 'r')) == 'a'
-        self.path, self._lock, self._pid = Path(path).absolute(), None, os.getpid()
+        self.path = Path(path).absolute()
+        self.holds = False
         self.until[0] = -1
-        self.arrays = {}  # bytes of a slot by name; 0: not by slot, and copied as it is
         read_meta(self.path, who)  # or an error, before anything is made
         try:
             if self.writes:
@@ -227,23 +224,14 @@ class Directory(Place):
             self.leave()
             raise
 
-    holds = property(
-        lambda self: self._lock is not None, doc='Is it this process that may change it now?'
-    )
-
     def room(self) -> int:
         return shutil.disk_usage(self.path).free  # bytes for a new memory
-
-    def outgrown(self, nbytes):
-        return outgrows(nbytes)  # are arrays larger than main memory can always hold?
-
-    def request(self, array, slots):
-        request(array, slots)
 
     # ---- the lock ----
 
     def _begin_writing(self):
         self._lock = _locked(self.path, self.who)
+        self.holds = True
         self.until[0] = 0  # no row without asking, but what else there is
         weakref.finalize(self, self._lock.close)
         _writers.add(self)
@@ -251,31 +239,24 @@ class Directory(Place):
 
     def _sign(self):
         "Write into `writer` who writes now; only after the last writer's entry has been used"
-        since = datetime.now(timezone.utc).isoformat(timespec='seconds')
-        said = json.dumps(
-            dict(process=os.getpid(), host=socket.gethostname(), boot=_boot(), since=since)
-        )
+        host = socket.gethostname()
+        said = json.dumps(dict(process=os.getpid(), host=host, boot=_boot(), since=time.ctime()))
         os.pwrite(self._lock.fileno(), f'{said:400}'.encode(), 0)
 
     def leave(self):
         "Let others write, and this process no more; nothing is flushed"
-        if self._lock is not None:
+        if self.holds:
             self._lock.close()
-            self._lock, self.until[0] = None, -1
+            self.holds = False
+            self.until[0] = -1
 
-    def claim(self):
-        "Raise if it could be changed, but not by this process any more"
-        if self.writes:
-            self._check_holds()
-
-    def _check_holds(self):
-        if self._lock is not None:
+    def check_writer(self):
+        "Raise if this process may not write: it only reads, is a fork, or has closed it"
+        if self.holds:
             return
-        why = 'is closed'
+        why = 'is closed, or written by the process that opened it'
         if not self.writes:
             why = 'is open for reading'
-        elif self._pid != os.getpid():
-            why = 'is written by the process that opened it'
         raise ArgumentError(
             self.who, f'{self.path} {why}', remedy="open it with mode='a', in one process"
         )
@@ -289,27 +270,31 @@ class Directory(Place):
         "Start a new memory, in a folder to which nothing refers so far"
         self._tidy()
         self.folder = self.path / f'data-{uuid.uuid4().hex}.fastrl'
-        self.ring, self.meta, self.arrays = ring, None, {}
         self.folder.mkdir()
-        self.counters = self.new('counters', N_COUNTERS, np.int64)
+        self.ring = ring
+        self.meta = None
+        self.arrays = {}  # bytes of a slot, by name
+        allocate(self.file('counters'), 8 * N_COUNTERS, self.who)
+        self.counters = self._mapped('counters', N_COUNTERS, np.int64)
+        self.counters[REWINDS] = 1  # 0: the file was emptied
+        sync(self.file('counters'))
 
     def publish(
         self,
         **meta,  # what there is to say of it
     ):
         "Make a new memory the one that is there"
-        meta = dict(
+        new = dict(
             format=FORMAT,
             id=uuid.uuid4().hex,
-            **meta,
             ring=self.ring,
             data=self.folder.name,
             rewound=[],
-            lasting={},
+            arrays=self.arrays,
             records={},
             written_by=f'fastrl_replay {__version__}',
         )
-        self._write_meta(meta)
+        self._write_meta(new | meta)
 
     def say(self, **meta):
         "Note this in `meta.json`, too"
@@ -352,39 +337,37 @@ class Directory(Place):
             data=text,
             id=text,
             rewound=listed(integer()),
-            lasting=sizes,
+            arrays=sizes,
             records=sizes,
         )
         meta = checked(f'{who}/meta.json', form, self.meta, more=True)
-        names = [*meta['lasting'], *meta['records']]
+        names = [*meta['arrays'], *meta['records']]
         if not re.fullmatch('data-[0-9a-f]{32}[.]fastrl', meta['data']) or not all(
-            re.fullmatch(r'\w[\w.-]*', n) for n in names
+            re.fullmatch(r'[^/\\.][^/\\]*', n) for n in names
         ):
             raise StateError(who, 'a damaged meta.json')
         self.folder = _plain(self.path / meta['data'], who)
         self.ring = meta['ring']
-        c = self.counters = self.new('counters', N_COUNTERS, np.int64)
+        c = self.counters = self._mapped('counters', N_COUNTERS, np.int64)
         # without a checksum: another process has opened it, or was killed
-        sound = c[CHECK] in (0, _checksum(c)) and (c >= 0).all()
+        sound = c[CHECK] in (0, _checksum(c)) and (c >= 0).all() and c[REWINDS]
         if not sound or not c[COMMITTED] <= c[RESERVED] <= max(self.ring, c[LIMIT]):
-            raise StateError(
-                who, 'damaged counters', c[:OF_STORE].tolist(), remedy='a copy of the directory'
-            )
+            raise StateError(who, 'damaged counters', c.tolist(), remedy='a copy of the directory')
         if not self.writes:
-            self._watched = open_plain(self.file('counters'), None, self.who)
-            weakref.finalize(self, self._watched.close)
+            self._watched = os.fspath(self.file('counters'))
             return
         c[CHECK] = 0  # until it is closed
         self._tidy()
         self._after_power_cut()
-        # a kill between two of them
-        c[TOLD], c[FLOOR] = min(c[TOLD], c[COMMITTED]), min(c[FLOOR], c[COMMITTED])
+        # rows that come now are whole
+        c[RESERVED] = min(c[RESERVED], c[COMMITTED] + self.ring)
+        c[TOLD] = min(c[TOLD], c[COMMITTED])
         if not c[COMMITTED]:
             self.forget()  # the writer was killed in its first add
 
     def check_there(self):
         "Raise if the writer has replaced the folder that a reader has open"
-        if not os.fstat(self._watched.fileno()).st_nlink:
+        if not os.path.exists(self._watched):
             raise StateError(
                 self.who,
                 f'{self.path} was made larger, or anew, since it was opened for reading',
@@ -394,7 +377,7 @@ class Directory(Place):
     # ---- arrays ----
 
     def file(self, name) -> Path:
-        "Return where an array is, or a folder of files"
+        "Return where an array is"
         return self.folder / name
 
     def new(
@@ -410,51 +393,32 @@ class Directory(Place):
         if own and not self.writes:
             return aligned(shape, dtype, fill)
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        is_new = not self.meta and not os.path.lexists(self.file(name))
-        if is_new:
+        if not self.meta:
             allocate(self.file(name), nbytes, self.who)
-        self.arrays[name] = nbytes // self.ring if by else 0
-        array = self._mapped(name, shape, dtype, self.writes)
-        if fill and is_new:
+            if by:
+                self.arrays[name] = nbytes // self.ring
+        array = self._mapped(name, shape, dtype)
+        if fill and not self.meta:
             array[...] = fill
         return array
 
-    def _mapped(self, name, shape, dtype, writable=False):
+    def _mapped(self, name, shape, dtype):
         path = _plain(self.file(name), self.who)
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         found = f'{path.stat().st_size:_} bytes' if path.is_file() else 'no such file'
         if found != f'{nbytes:_} bytes':
             raise StateError(self.who, f'{path} is damaged', found, f'{nbytes:_} bytes')
-        return mapped(path, shape, dtype, writable)
-
-    def new_folder(self, name) -> Path:
-        "Return a folder for files that come and go: the one that is there, or a new one"
-        path = _plain(self.file(name), self.who)
-        if not self.meta:
-            path.mkdir(exist_ok=True)
-        elif not path.is_dir():
-            raise StateError(self.who, f'{path} is damaged', 'no such folder')
-        return path
-
-    def scattered(
-        self,
-        name: str,  # of an array that is there
-        array: np.ndarray,  # as `new` gave it
-    ) -> np.ndarray:  # the same bytes
-        "Map an array a second time, for reads at random places"
-        other = self._mapped(name, array.shape, array.dtype, self.writes)
-        read_at_random(other)
-        return other
+        return mapped(path, shape, dtype, self.writes)
 
     def lasting(self, name, dtype):
         "Return an array by slot that is made when it is first asked for; None: a reader finds none"
-        path, size = self.file(name), np.dtype(dtype).itemsize
-        if not os.path.lexists(path):
-            if not self.holds:
-                return None
-            allocate(path, self.ring * size, self.who)
-        self.say(lasting={**self.meta['lasting'], name: size})
-        return self.new(name, self.ring, dtype, by='slot')
+        size = np.dtype(dtype).itemsize
+        if self.holds and name not in self.meta['arrays']:
+            allocate(self.file(name), self.ring * size, self.who)
+            self.say(arrays=self.meta['arrays'] | {name: size})
+        if not os.path.lexists(self.file(name)):
+            return None
+        return self._mapped(name, self.ring, dtype)
 
     def keep(
         self,
@@ -462,13 +426,14 @@ class Directory(Place):
         numbers: np.ndarray,  # of the rows that they belong to: their keys, counted from `base`
         rows: np.ndarray,  # bytes for each of these rows
     ):
-        "Write some bytes for some rows, each with its number; the file has holes"
-        if not self.holds or not rows.size:
+        "Write some bytes for some rows, with the number of each row; the file has holes"
+        if not self.holds or not len(rows):
             return
-        tags = (numbers + 1)[:, None].view(np.uint8)  # 0: nothing was written
-        self.write_records(name, numbers % self.ring, np.concatenate([rows, tags], 1))
-        if self.meta:
-            self.say(records={**self.meta['records'], name: rows.shape[1] + 8})
+        # 0: nothing was written
+        tags = numbers + 1 + (len(self.meta['rewound']) << _NUMBER_BITS)
+        records = np.concatenate([rows, tags[:, None].view(np.uint8)], 1)
+        self.write_records(name, numbers % self.ring, records)
+        self.say(records=self.meta['records'] | {name: records.shape[1]})
 
     def write_records(self, name, slots, records):
         path, size = self.file(name), records.shape[1]
@@ -476,34 +441,32 @@ class Directory(Place):
             with open_plain(path, None, self.who, os.O_RDWR | os.O_CREAT) as file:
                 file.truncate(self.ring * size)
                 for slot, record in zip(slots, records):
+                    if not record.any():
+                        continue
                     os.pwrite(file.fileno(), record.tobytes(), int(slot) * size)
         except OSError as e:
             raise no_disk(self.who, path, size, e) from None
 
     def kept(self, name, numbers, size) -> np.ndarray:  # uint8
-        "Return what was written for these rows; zeros where nothing was"
-        if not size or not os.path.lexists(self.file(name)):
-            return np.zeros((len(numbers), size), np.uint8)
+        "Return what was written for these rows; zeros where nothing was, or the row was replaced"
+        found = super().kept(name, numbers, size)
+        if not os.path.lexists(self.file(name)):
+            return found
         records = self._mapped(name, (self.ring, size + 8), np.uint8)[numbers % self.ring]
         tags = records[:, size:].copy().view(np.int64)[:, 0]
-        rows = records[:, :size].copy()
-        rows[tags != numbers + 1] = 0
-        return rows
-
-    def _drop_records(self, first, end):
-        "Drop what was written for rows that are gone, whose numbers others will have"
-        for name, size in self.meta['records'].items():
-            if os.path.lexists(self.file(name)):
-                tags = self._mapped(name, (self.ring, size), np.uint8)[:, size - 8 :]
-                slots = np.arange(max(first, end - self.ring), end) % self.ring
-                slots = slots[tags[slots].any(1)]
-                self.write_records(name, slots, np.zeros((len(slots), size), np.uint8))
+        # for each number of returns: the first row that was replaced since
+        rewound = self.meta['rewound']
+        replaced = np.minimum.accumulate([2**_NUMBER_BITS, *rewound[::-1]])[::-1]
+        since = (tags >> _NUMBER_BITS).clip(0, len(rewound))
+        same = (tags % 2**_NUMBER_BITS == numbers + 1) & (numbers < replaced[since])
+        found[same] = records[same, :size]
+        return found
 
     # ---- reserve and commit ----
 
     def allow(self, end: int):
         "Allow rows up to this key, and some more: the attribute `until` says how far"
-        self._check_holds()
+        self.check_writer()
         c = self.counters
         end -= self.base
         if end > c.item(LIMIT) and end > self.ring:
@@ -515,14 +478,15 @@ class Directory(Place):
 
     def rewind(self, end: int, floor: int = 0):
         "Drop rows from this key on, and those before `floor`"
-        self._check_holds()
+        self.check_writer()
         c = self.counters
         first = end - self.base
-        c[REWINDS] += 1  # readers look at it, before rows change
         if first < c.item(COMMITTED):
             self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], first]))
-            self._drop_records(first, c.item(COMMITTED))
+        # twice: a reader may look while the counters change
+        c[REWINDS] += 1
         super().rewind(end, floor)
+        c[REWINDS] += 1
         if c.item(FLUSHED) > first:
             c[FLUSHED] = first
             sync(self.file('counters'))  # before rows that were flushed are written over
@@ -531,42 +495,45 @@ class Directory(Place):
         self,
         ring: int,  # how many slots to make
         max_sz: int,  # how many rows count
+        opened,  # (place) → links and a store in it, or raises
     ):
-        "Make more slots: copy arrays into another folder, link other files, replace the old folder"
-        end, shown = self.span(self.meta['max_sz'])
+        """Make more slots: copy arrays by slot to another folder, link other files, replace the old
+
+        What is to be opened with these slots is opened before the old folder is replaced.
+        """
+        meta = self.meta
+        end, shown = self.span(meta['max_sz'])
         oldest = min(end, self.oldest_whole())  # checkpoints may need spare rows
         new = copy(self)
         new.until = np.full(1, -1)
         try:
             new.begin(ring)
-            records = self.meta['records']
-            for name, size in (self.arrays | self.meta['lasting'] | records).items():
-                if name == 'counters':
-                    new.counters[:] = self.counters
-                elif name in records and not os.path.lexists(self.file(name)):
+            new.counters[:] = self.counters
+            # as if rows had been written over all that are not copied
+            new.counters[RESERVED] = oldest + ring
+            new.counters[SHOWN] = shown
+            records = meta['records']
+            by_slot = meta['arrays'] | records
+            for name, size in by_slot.items():
+                if name in records and not os.path.lexists(self.file(name)):
                     continue  # no row had any
-                elif size == 0:
-                    _link(_plain(self.file(name), self.who), new.file(name))
-                else:
-                    was = self._mapped(name, (self.ring, size), np.uint8)
-                    if name not in records:
-                        to = new.new(name, (ring, size), np.uint8, by='slot')
-                    for keys in in_parts(oldest, end, 4096):
-                        rows = was[keys % self.ring]
-                        if name not in records:
-                            to[keys % ring] = rows
-                        else:
-                            there = rows.any(1)
-                            new.write_records(name, keys[there] % ring, rows[there])
+                old = self._mapped(name, (self.ring, size), np.uint8)
+                if name not in records:
+                    array = new.new(name, (ring, size), np.uint8, by='slot')
+                for keys in in_parts(oldest, end, 4096):
+                    rows = old[keys % self.ring]
+                    if name in records:
+                        new.write_records(name, keys % ring, rows)
+                    else:
+                        array[keys % ring] = rows
             for entry in os.scandir(self.folder):
-                if entry.is_dir(follow_symlinks=False):
-                    other = new.new_folder(entry.name)
-                    for e in os.scandir(entry):
-                        if e.is_file(follow_symlinks=False):
-                            _link(e.path, other / e.name)
-            new.counters[[RESERVED, FLOOR, SHOWN]] = end, oldest, shown
+                others = entry.name not in by_slot and entry.name != 'counters'
+                if others and entry.is_file(follow_symlinks=False):
+                    _link(entry.path, new.file(entry.name))
+            new.meta = dict(meta, ring=ring, max_sz=max_sz, data=new.folder.name)
+            opened(new)
             new.flush()
-            self._write_meta(dict(self.meta, ring=ring, max_sz=max_sz, data=new.folder.name))
+            self._write_meta(new.meta)
         except BaseException:
             self._tidy()
             raise
@@ -577,7 +544,7 @@ class Directory(Place):
 
     def flush(self):
         "Bring everything to the device; returns when it is there"
-        if self._lock is None:
+        if not self.holds:
             return
         c = self.counters
         end = c.item(COMMITTED)
@@ -592,7 +559,7 @@ class Directory(Place):
 
     def close(self):
         "Flush, and let others write; more than once is fine"
-        if self._lock is not None:
+        if self.holds:
             if self.meta:
                 self.flush()
                 self.counters[CHECK] = _checksum(self.counters)
@@ -613,7 +580,6 @@ class Directory(Place):
             f'{self.path}: the machine restarted before rows were flushed; {lost:_} rows are lost'
         )
         self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], c.item(FLUSHED)]))
-        self._drop_records(c.item(FLUSHED), c.item(COMMITTED))
         c[RESERVED], c[COMMITTED] = max(c[RESERVED], c[LIMIT]), c[FLUSHED]
 
     # ---- checkpoints ----
@@ -623,23 +589,22 @@ class Directory(Place):
         meta = self.meta or dict(id='', rewound=[])
         return dict(directory=str(self.path), id=meta['id'], rewound=len(meta['rewound']))
 
-    def check_refers(self, saved, inserted, store):
+    def check_refers(self, saved, inserted):
         "Raise if these are not the rows that were saved"
         saved = checked(self.who, dict(directory=text, id=text, rewound=integer()), saved)
-        meta = self.meta
-        has, there = (meta['id'], self.counters.item(COMMITTED)) if meta else ('', 0)
+        meta = self.meta or dict(id='', rewound=[])
         # it was still empty then
-        if not saved['id'] and (not has or str(self.path) == saved['directory']):
+        if not saved['id'] and str(self.path) == saved['directory']:
             return
-        if has != saved['id']:
+        if meta['id'] != saved['id']:
             raise StateError(
                 self.who,
                 f'a saved memory that is not the one in {self.path}',
-                has or 'none',
+                meta['id'] or 'none',
                 f"{saved['id']}, which was in {saved['directory']}",
                 'the path of the memory that it was saved with',
             )
-        end = min([there, *meta['rewound'][saved['rewound'] :]])
+        end = min([self.counters.item(COMMITTED), *meta['rewound'][saved['rewound'] :]])
         if end < inserted:
             raise StateError(
                 self.who,
@@ -648,9 +613,9 @@ class Directory(Place):
                 remedy='a checkpoint of the rows that are there',
             )
 
-    def emptied(self) -> Place:
-        "Return a place for rows that a state holds"
-        if self.holds and self.meta and not self.counters.item(COMMITTED):
+    def clear(self):
+        "Remove a memory without rows; raise if it has some"
+        if self.holds and not self.counters.item(COMMITTED):
             self.forget()
         if self.meta:
             raise StateError(
@@ -658,7 +623,6 @@ class Directory(Place):
                 f'a saved memory with its rows, and there is one in {self.path}',
                 remedy='another path, or a checkpoint of that memory',
             )
-        return self
 
 # %% ../../nbs/memory/directory.ipynb #5a4d0c12
 def shard_path(

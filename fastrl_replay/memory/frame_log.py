@@ -14,7 +14,7 @@ from ..steps.errors import StateError
 from ..steps.numbering import grown
 from .places import MainMemory
 from .codecs import Codec
-from ..steps.states import array, checked, exactly, flag, integer, listed
+from ..steps.states import array, checked, integer, listed
 
 # %% ../../nbs/memory/frame_log.ipynb #8b2980d5
 # what stands where in the numbers of a log: the first segment; how many frames have settled;
@@ -113,7 +113,6 @@ _MOST = 2**20  # segments, and entries of the table, which takes memory as it is
 class Segments:
     "Frames of one size in main memory, in segments by number: arrays of raw ones, and packed ones"
 
-    who = 'Frames'  # for errors
     where = 'frames'
 
     def __init__(
@@ -136,14 +135,15 @@ class Segments:
         return sum(s.nbytes for s in list(self.known.values()))
 
     def new(self, number) -> np.ndarray:
-        "Return a raw segment to write into: a free one, or the next of an array that holds many"
+        "Make a raw segment to write into: a free one, or the next of an array that holds many"
         if not self._free:
             bits = self.numbers.item(BITS)
             many = max(self._expected >> bits, 1)
             self._expected //= 16  # of the next array, if it comes to that
             shape = many, 1 << bits, self.numbers.item(FRAME_SIZE)
             self._free = [*self.place.new('frames', shape, np.uint8)[::-1]]
-        return self._free.pop()
+        self.enter(number, self._free.pop())
+        return self.known[number]
 
     def enter(self, number, segment):
         "This is the segment from now on"
@@ -174,7 +174,7 @@ class Segments:
     def find(self, number):
         "Return a segment"
         if number not in self.known:
-            raise StateError(self.who, 'a reference to a frame that is not there')
+            raise StateError('Frames', 'a reference to a frame that is not there')
         return self.known[number]
 
     def frame(self, number, i) -> bytes:
@@ -190,7 +190,7 @@ class Segments:
             return self.codec.unpack(packed, self.numbers.item(FRAME_SIZE))
         except Exception as e:  # whatever a codec says
             raise StateError(
-                self.who, f'{self.where}/{number} is damaged', f'frame {i}: {e}'
+                'Frames', f'{self.where}.{number} is damaged', f'frame {i}: {e}'
             ) from None
 
     def send(self):
@@ -206,7 +206,7 @@ class Segments:
         try:
             self.codec.use(dictionary)
         except Exception as e:  # whatever a codec says
-            raise StateError(self.who, 'a damaged dictionary of frames', e) from None
+            raise StateError('Frames', 'a damaged dictionary of frames', e) from None
 
 # %% ../../nbs/memory/frame_log.ipynb #16535468
 class FrameLog:
@@ -257,13 +257,18 @@ class FrameLog:
                 self.numbers, self.segments.table, self._recent, self.places, rows, envs, done, refs
             )
             if done == len(envs):
+                self.segments.send()
                 return refs
             self._drop(needed(self) >> item(BITS))
             if self.segments.codec:
                 self._pack()
-            number = item(ROOM) >> item(BITS)
-            self.segments.enter(number, self.segments.new(number))
-            self.numbers[ROOM] += 1 << item(BITS)
+            self._make_room()
+
+    def _make_room(self):
+        "Return a new segment, into which the next frames go"
+        segment = self.segments.new(self.numbers.item(ROOM) >> self.numbers.item(BITS))
+        self.numbers[ROOM] += len(segment)
+        return segment
 
     def _pack(self):
         "Pack segments that are too old to be compared with"
@@ -278,10 +283,12 @@ class FrameLog:
             if len(samples) < many:
                 return
             codec.learn(samples)
-        number = (item(END) - item(NEAR) >> bits) - 1
-        while number in known and known[number].ndim == 2:
+        end = item(END) - item(NEAR) >> bits
+        first = end
+        while first - 1 in known and known[first - 1].ndim == 2:
+            first -= 1
+        for number in range(first, end):  # all before an interrupt or error are packed
             self.segments.pack(number)
-            number -= 1
 
     def _drop(self, before):
         "Drop segments before this one"
@@ -310,23 +317,24 @@ class FrameLog:
         return frames
 
     def state_dict(self) -> dict:  # plain data and tensors
-        "Return all segments"
+        "Return all frames: packed segments, then raw frames"
         bits = self.numbers.item(BITS)
         end = self.frames
-        segments = []
         packed = []
-        for number in range(self.numbers.item(FIRST), -(-end >> bits)):
-            segment = self.segments.find(number)
-            packed.append(segment.ndim == 1)
-            if number == end >> bits:  # it is not full
-                segment = segment[: end - (number << bits)]
-            segments.append(torch.from_numpy(segment.reshape(-1).copy()))
-        learned = self.segments.codec.dictionary if any(packed) else b''
+        number = self.numbers.item(FIRST)
+        while number << bits < end and self.segments.find(number).ndim == 1:
+            packed.append(torch.from_numpy(self.segments.find(number).copy()))
+            number += 1
+        raw = np.empty((end - (number << bits), self.size), np.uint8)
+        for first in range(0, len(raw), 1 << bits):
+            part = raw[first : first + (1 << bits)]
+            part[:] = self.segments.find(number + (first >> bits))[: len(part)]
+        learned = self.segments.codec.dictionary if packed else b''
         return dict(
             bits=bits,
             near=self.numbers.item(NEAR),
-            segments=segments,
             packed=packed,
+            raw=torch.from_numpy(raw),
             dictionary=torch.from_numpy(np.frombuffer(learned, np.uint8).copy()),
         )
 
@@ -338,34 +346,27 @@ class FrameLog:
         form = dict(
             bits=integer(0, 10),
             near=integer(0, 2**32),
-            segments=listed(array(np.uint8, None)),
-            packed=listed(flag if self.segments.codec else exactly(False)),
+            packed=listed(array(np.uint8, None), None if self.segments.codec else 0),
+            raw=array(np.uint8, None, self.size),
             dictionary=array(np.uint8, None),
         )
-        saved = checked(self.segments.who, form, state)
-        per = 1 << saved['bits']
+        saved = checked('Frames', form, state)
+        packed = saved['packed']
+        raw = saved['raw']
         self.numbers[BITS] = saved['bits']
         self.numbers[NEAR] = max(self.numbers.item(NEAR), saved['near'])
-        if any(saved['packed']):
+        if packed:
             self.segments.use(saved['dictionary'].tobytes())
-        last = len(saved['segments']) - 1
-        for number, (segment, packed) in enumerate(zip(saved['segments'], saved['packed'])):
-            frames = per if packed else len(segment) // self.size
-            whole = packed or frames * self.size == len(segment)
-            if not whole or frames > per or (frames < per and number < last):
-                raise StateError(
-                    self.segments.who, f'a saved state with damaged frames: segment {number}'
-                )
-            if packed:
-                self.segments.enter(number, self.segments.stored(number, segment.copy()))
-            else:
-                raw = self.segments.new(number)
-                raw[:frames] = segment.reshape(frames, self.size)
-                self.segments.enter(number, raw)
-            self.numbers[ROOM] += per
-            self.numbers[NEXT] += frames
+        for number, segment in enumerate(packed):
+            self.segments.enter(number, self.segments.stored(number, segment.copy()))
+        self.numbers[[NEXT, ROOM, END]] = len(packed) << saved['bits']
+        while len(raw):
+            part = self._make_room()[: len(raw)]
+            part[:] = raw[: len(part)]
+            raw = raw[len(part) :]
+            self.numbers[NEXT] += len(part)
             self.segments.send()
-            self.numbers[END] += frames
+            self.numbers[END] += len(part)
 
 # %% ../../nbs/memory/frame_log.ipynb #c08fbba8
 @njit(nogil=True)

@@ -11,36 +11,36 @@ from contextlib import suppress
 import numpy as np
 from ..steps.errors import StateError
 from ..steps.files import open_plain, write_whole
-from .mapped import allocate, mapped, no_disk, read_at_random
+from .mapped import allocate, mapped, no_disk
 from .frame_log import BITS, END, FIRST, NEAR, NEXT, ROOM, FRAME_SIZE, Segments
+
 
 # %% ../../nbs/memory/frame_segments.ipynb #15968d0d
 class FileSegments(Segments):
     "Segments that are files"
 
-    at_random = False  # is the system told not to read ahead?
-
     def __init__(
         self,
-        name: str,  # of their folder
+        name: str,  # with which names of files begin
         numbers: np.ndarray,  # of the log, with BITS and FRAME_SIZE
-        directory,  # where the folder is
+        directory,  # where they lie
         codec=None,  # packs older segments; None: all stay raw
     ):
         super().__init__(numbers, directory, codec)
-        self.where = directory.new_folder(name)
+        self.where = directory.file(name)
+        self._dictionary = self.where.with_suffix('.dictionary')
         self._size = numbers.item(FRAME_SIZE)
 
     def _path(self, number, kind):
-        return self.where / f'{number}.{kind}'
+        return self.where.with_suffix(f'.{number}.{kind}')
 
     @property
     def nbytes(self):
         "Bytes of the files"
         found = 0
-        for entry in os.scandir(self.where):
+        for path in self.where.parent.glob(f'{self.where.name}.*'):
             with suppress(FileNotFoundError):
-                found += entry.stat().st_size
+                found += path.stat().st_size
         return found
 
     def find(self, number):
@@ -58,16 +58,14 @@ class FileSegments(Segments):
         raise self._damaged(self._path(number, 'raw'), 'no such file')
 
     def _damaged(self, path, got):  # the error
-        return StateError(self.who, f'{path} is damaged', got)
+        return StateError('Frames', f'{path} is damaged', got)
 
     def _mapped(self, number, kind):
         "Map the file of a segment"
         path = self._path(number, kind)
-        if number < self.numbers[FIRST]:
-            raise FileNotFoundError(path)
         per = 1 << self.numbers.item(BITS)
         raw = kind == 'raw'
-        with open_plain(path, None, self.who) as file:
+        with open_plain(path, None, 'Frames') as file:
             size = os.fstat(file.fileno()).st_size
         if raw and size != per * self._size:
             raise self._damaged(path, f'{size:_} bytes')
@@ -76,21 +74,21 @@ class FileSegments(Segments):
         except RuntimeError:  # it went meanwhile
             raise FileNotFoundError(path) from None
         if raw:
-            if self.at_random:
-                read_at_random(found)
             return found.reshape(per, -1)
         self._read_dictionary()
         return found
 
     def _read_dictionary(self):
         if not self.codec.learned:
-            with open_plain(self.where / 'dictionary', 2**20, self.who) as file:
+            with open_plain(self._dictionary, 2**20, 'Frames') as file:
                 self.use(file.read())
 
     def new(self, number):
-        "Make a file to write into"
-        allocate(self._path(number, 'raw'), self._size << self.numbers.item(BITS), self.who)
-        return self._mapped(number, 'raw')
+        "Make a file to write into; files that a power cut has left under this number go"
+        self.drop(number)
+        allocate(self._path(number, 'raw'), self._size << self.numbers.item(BITS), 'Frames')
+        self.enter(number, self._mapped(number, 'raw'))
+        return self.known[number]
 
     def drop(self, number):
         "Remove a segment that no row needs"
@@ -109,14 +107,13 @@ class FileSegments(Segments):
 
     def stored(self, number, packed):
         "Write packed frames, and before the first of them what the codec has learned"
-        dictionary = self.where / 'dictionary'
-        if not dictionary.exists():
-            write_whole(dictionary, self.codec.dictionary)
+        if not self._dictionary.exists():
+            write_whole(self._dictionary, self.codec.dictionary)
         path = self._path(number, 'packed')
         try:
             write_whole(path, packed)
         except OSError as e:
-            raise no_disk(self.who, path, len(packed), e) from None
+            raise no_disk('Frames', path, len(packed), e) from None
         return self._mapped(number, 'packed')
 
     def stand(self):
@@ -136,7 +133,7 @@ class FileSegments(Segments):
         self.stand()
         if not self.place.writes:
             return
-        for path in self.where.glob('.*'):
+        for path in self.where.parent.glob(f'.{self.where.name}.*'):
             self._remove(path)  # a writer was killed while it wrote
         if self.codec:
             with suppress(FileNotFoundError):
@@ -147,10 +144,8 @@ class FileSegments(Segments):
         for number in range(max(first, (end - 2 * near) >> bits), last + 1):
             with suppress(StateError):
                 self.find(number)
-        if end % (1 << bits):
-            self.numbers[ROOM] = (last + 1) << bits
-            if last not in self.known or self.known[last].ndim == 1:
-                self.numbers[[NEXT, END]] = self.numbers[ROOM]
+        # what the last segment has room for is left: new frames begin with the next one
+        self.numbers[[NEXT, ROOM, END]] = (last + 1) << bits
 
     def refresh(self):
         "See what the process that writes has done: raw segments may be packed now"

@@ -16,8 +16,8 @@ from ..steps.episodes import ENV, SIZE
 from ..steps.nans import NaNSearch
 from ..steps.locks import renew_in_child
 from ..steps.machine import size_text
-from .places import COMMITTED, RESERVED
-from .mapped import request_places
+from .places import COMMITTED, RESERVED, MainMemory
+from .mapped import outgrows, request_places
 from .codecs import codec
 from fastrl_replay.memory.frame_log import (
     BITS,
@@ -107,12 +107,11 @@ class FrameRows(OpenStore):
         self._rest_size = int(self._spans[:, 1].sum())
         self._rest = place.new('rest', (n, self._rest_size), np.uint8, by='slot')
         self._refs = place.new('references', (n, len(self._places)), np.uint32, 0, by='slot')
-        self._outgrows = place.outgrown(needs)
+        self._outgrows = place.lasts and outgrows(needs)
         end = 0
         for log, leaf in zip(logs, leaves):
             log.columns = slice(end, end + len(leaf.places))
             end = log.columns.stop
-            log.segments.at_random = self._outgrows
         self._numbers = numbers
         self._lasting = lasting
         self._arrays = self._spans, self._rest, self._refs, numbers  # where kernels write
@@ -138,24 +137,21 @@ class FrameRows(OpenStore):
         with self._lock:
             known = line.tables.envs
             first = address + (n - stay) * self.dtype.itemsize
-            refs = self._keep(first, envs[n - stay :], len(known.ids), len(known))
+            of_env = envs[n - stay :], len(known.ids), len(known)
+            kept = [
+                log.keep(first, self.dtype.itemsize, *of_env, self._needed) for log in self._logs
+            ]
+            refs = kept[0] if len(kept) == 1 else np.concatenate(kept, 1)
             _add_rows(line.tables.numbers, line.plan, address, n, stay, self._arrays, refs)
             self._rows_added += stay
         return True
 
-    def _keep(self, address, envs, n_envs, under_way):
-        "Return references to the frames of the rows at an address"
-        size = self.dtype.itemsize
-        kept = [
-            log.keep(address, size, envs, n_envs, under_way, self._needed) for log in self._logs
-        ]
-        return kept[0] if len(kept) == 1 else np.concatenate(kept, 1)
-
     def _needed(self, log) -> int:
         "Return the first frame of a log that rows need; raise if there is no memory for more"
         held = len(log.segments.known)
-        if held >= log.look_at:
-            limit = self.place.limit()  # 0: the place says when it is full
+        # others say when they are full
+        if held >= log.look_at and type(self.place) is MainMemory:
+            limit = self.place.room()
             if 0 < limit < self.nbytes:
                 raise NoRoom(
                     'Frames',
@@ -313,12 +309,6 @@ def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
 class DeviceFrames(DeviceStore, FrameRows):
     "The same with frames on a device, where batches are put together"
 
-    def _keep(self, *args):
-        refs = super()._keep(*args)
-        for log in self._logs:
-            log.segments.send()
-        return refs
-
     def assemble(self, slots, out, more):
         "Put rows from slots together, and `more`: where in a row a number goes → one for each row"
         rest = self._rest[slots]
@@ -358,7 +348,7 @@ class Frames(Store):
         mode: str = 'a',  # 'a': append or create; 'r': read-only, while another process may write
         spare: int = 0,  # rows kept beyond `max_sz`, so that a run can resume from its checkpoint
     ):
-        self.lies(path, device, mode, spare)
+        self.place_at(path, device, mode, spare)
         self.stack = whole('Frames', 'stack', stack, 1)
         self.compress = compress
         codec(compress)  # or an error, now
@@ -382,7 +372,24 @@ class Frames(Store):
         leaves = self._leaves_of(dtype)
         lasting = place.new('frames', (len(leaves), N_NUMBERS), np.int64, 0)
         numbers = lasting if place.writes else lasting.copy()
-        logs = [self._new_log(i, l, dtype, n, place, numbers[i]) for i, l in enumerate(leaves)]
+        if not place.meta:
+            # some hundred segments in a full memory
+            many = min(max(n // 512, self.smallest_segment), 1024)
+            numbers[:, BITS] = many.bit_length() - 1
+            numbers[:, FRAME_SIZE] = [l.size for l in leaves]
+        # n-step rows reach further back
+        each = self.raw_frames * (2 if 'n' in dtype.names else 1)
+        logs = []
+        for i, leaf in enumerate(leaves):
+            packs = codec(self.compress)
+            if place.lasts:
+                segments = FileSegments(f'frames-{i}', numbers[i], place, packs)
+            elif place.device is not None:
+                segments = DeviceSegments(numbers[i], place, n)
+            else:
+                segments = Segments(numbers[i], place, packs, n)
+            learn_from = min(1000, max(n // 2, 64), 2**23 // leaf.size + 1)
+            logs.append(FrameLog(segments, leaf.places, each, learn_from))
         kind = FrameRows if place.device is None else DeviceFrames
         return kind(dtype, n, place, leaves, logs, numbers, lasting, self.needs(dtype, n))
 
@@ -402,23 +409,6 @@ class Frames(Store):
             f'frames of at least {self.least} bytes, {self.stack} along the first axis',
             'stack=1 for whole observations, gym.wrappers.FrameStackObservation, or Rows()',
         )
-
-    def _new_log(self, i, leaf, dtype, n, place, numbers):
-        "Create a log with some hundred segments in a full memory"
-        packs = codec(self.compress)
-        bits = min(max(n // 512, self.smallest_segment), 1024).bit_length() - 1
-        if not place.meta:
-            numbers[[BITS, FRAME_SIZE]] = bits, leaf.size
-        if place.lasts:
-            segments = FileSegments(f'frames-{i}', numbers, place, packs)
-        elif place.device is not None:
-            segments = DeviceSegments(numbers, place, n)
-        else:
-            segments = Segments(numbers, place, packs, n)
-        # n-step rows reach further back
-        each = self.raw_frames * (2 if 'n' in dtype.names else 1)
-        learn_from = min(1000, max(n // 2, 64), 2**23 // leaf.size + 1)
-        return FrameLog(segments, leaf.places, each, learn_from)
 
     def needs(self, dtype, n):
         "Return the bytes of a full memory with one new frame a row; packed frames don't count"

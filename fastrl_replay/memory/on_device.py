@@ -60,12 +60,6 @@ class Device(MainMemory):
     def stream(self):
         return torch.cuda.default_stream(self.at) if self.at.type == 'cuda' else None
 
-    def limit(self) -> int:
-        return 0  # the device says when it is full
-
-    def emptied(self) -> 'Device':
-        return type(self)(self.device, self.who)
-
     @contextmanager
     def in_order(self, *used):
         "Work on the place's stream, after earlier and before later work of the caller's stream"

@@ -25,8 +25,9 @@ from ..steps.episodes import ENV, SIZE, RowLayout
 from ..steps.nans import NaNSearch, first_nan, has_nan
 from ..steps.machine import device_of
 from ..steps.recycled import batch_bytes
-from .places import COMMITTED, RESERVED, MainMemory, Place, runs
+from .places import COMMITTED, RESERVED, MainMemory, Place
 from .directory import Directory
+from .mapped import outgrows, request
 from .on_device import Device, common_word, sent
 from fastrl_replay.memory.links import (
     COUNTERS,
@@ -109,8 +110,8 @@ class Store:
     def needs(self, dtype, n) -> int:
         return n * dtype.itemsize  # bytes that it must have when full
 
-    def lies(self, path, device=None, mode='a', spare=0):
-        "Keep where it lies, if that can be"
+    def place_at(self, path, device=None, mode='a', spare=0):
+        "Set where arrays lie: a directory, a device or main memory; raise if they can't lie there"
         who = type(self).__name__
         self.path = None
         self.folder = None
@@ -158,6 +159,7 @@ class OpenStore:
     "A store with memory: it adds blocks, draws batches and saves by `put` and `gather`"
 
     nbytes = 0  # reserved
+    part = 2**26  # bytes that are brought to a device, or from it, at once
 
     def __init__(
         self,
@@ -222,7 +224,7 @@ class OpenStore:
         "The rows in these slots, in main memory"
         size = self.dtype.itemsize
         found = np.empty((len(slots), size), np.uint8)
-        part = max(self.place.part // size, 1)
+        part = max(self.part // size, 1)
         for a in range(0, len(slots), part):
             rows = self.empty(len(slots[a : a + part]), size)
             self.gather(slots[a : a + part], rows)
@@ -323,17 +325,12 @@ class ArrayRows(OpenStore):
         places = batch.itemsize, batch.index_at // 8, batch.weight_at // 4
         # for kernels
         self._plan = np.array([*layout.at, *self._search.at, self._mem.ctypes.data, *places])
-        # for reading
-        self._seen = self._mem
-        self._draws = self._plan
-        self._outgrows = place.outgrown(self._mem.nbytes)
-        if self._outgrows:
-            self._seen = place.scattered('rows', self._mem)
-            self._draws = self._plan.copy()
-            self._draws[_ROWS] = self._seen.ctypes.data
+        self.outgrows = place.lasts and outgrows(self._mem.nbytes)
 
     def request(self, slots):
-        self.place.request(self._seen, slots)
+        "Rows in these slots are going to be read"
+        if self.place.lasts:
+            request(self._mem, slots)
 
     def put(self, slots, rows):
         "Rows go into slots"
@@ -342,14 +339,14 @@ class ArrayRows(OpenStore):
     def gather(self, slots, out, present=-1):
         "Rows come back, as bytes"
         slots = slots.reshape(-1)
-        if self._outgrows:
+        if self.outgrows:
             self.request(slots)
-        _gather_rows(self._seen.reshape(-1), self.dtype.itemsize, slots, out, present)
+        _gather_rows(self._mem.reshape(-1), self.dtype.itemsize, slots, out, present)
 
     @property
     def columns(self) -> np.ndarray:
         "Of all slots, as they are"
-        return self._seen.reshape(-1).view(self.dtype)
+        return self._mem.reshape(-1).view(self.dtype)
 
     def some_columns(self, slots, names):
         "These columns, as far as there are such, of the rows in these slots"
@@ -362,11 +359,11 @@ class ArrayRows(OpenStore):
     def batch(self, line: Links, keys, weights, plan: BatchPlan) -> Steps:
         "The rows with these keys as a batch; counted as drawn"
         n = len(keys)
-        if self._outgrows:
+        if self.outgrows:
             self.request(line.slots(keys))
         out = batch_bytes(n * plan.itemsize)
         # says which
-        if not _draw_rows(line.tables.numbers, self._draws, keys, weights, out):
+        if not _draw_rows(line.tables.numbers, self._plan, keys, weights, out):
             line.slots(keys)
         return plan.steps(out, n)
 
@@ -406,11 +403,16 @@ class DeviceRows(DeviceStore):
         self._mem = place.tensor('Rows', n, dtype.itemsize)
 
     def put(self, slots, rows):
-        "Rows go into slots"
+        "Write rows into slots that follow each other"
         rows = rows.view(np.uint8).reshape(len(rows), -1)
-        for a, b in runs(slots, max(self.place.part // rows.shape[1], 1)):
-            at = int(slots[a])
-            self.place.write(self._mem[at : at + b - a], rows[a:b])
+        most = max(self.part // rows.shape[1], 1)
+        for a in range(0, len(rows), most):
+            part = rows[a : a + most]
+            first = int(slots[a])
+            n = min(len(part), self.n - first)
+            self.place.write(self._mem[first : first + n], part[:n])
+            if n < len(part):
+                self.place.write(self._mem[: len(part) - n], part[n:])
 
     def assemble(self, slots, out, more):
         "Fetch rows from slots, and write `more`: where in a row a number goes → one for each row"
@@ -438,7 +440,7 @@ class Rows(Store):
         mode: str = 'a',  # 'a': append or create; 'r': read-only, while another process may write
         spare: int = 0,  # rows kept beyond `max_sz`, so that a run can resume from its checkpoint
     ):
-        self.lies(path, device, mode, spare)
+        self.place_at(path, device, mode, spare)
 
     def open(self, dtype, n, place):
         return ArrayRows(dtype, n, place) if place.device is None else DeviceRows(dtype, n, place)

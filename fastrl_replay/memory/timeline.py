@@ -267,9 +267,11 @@ class Timeline:
         ring = self.max_sz + self.store.spare
         # it was made, and then came an interrupt, or what a state had was refused
         if place.meta:
-            place.emptied()
+            place.clear()
         there = place.room()
-        needs = self.store.needs(dtype, ring) + place.overhead * ring
+        needs = self.store.needs(dtype, ring)
+        if place.lasts:
+            needs += 20 * ring  # links, counts of draws, and priorities
         if 0 < there < needs:
             fits = max(int(0.8 * there * self.max_sz / needs), 1)
             kind = 'room on the disk' if place.path else 'memory'
@@ -502,16 +504,19 @@ class Timeline:
         older = self if older is None else older
         parts = older.parts
         place = older.place
-        place.claim()
+        if not self.reads_only:
+            place.check_writer()
         self._below = older.given
         self.rewinds = older.rewinds
         refers = isinstance(state['store'], dict) and 'directory' in state['store']
         links = state['links']
         saved = links['counters'][0] - links['base'] if links else 0
         if refers:
-            place.check_refers(state['store'], saved, type(self.store).__name__)
+            place.check_refers(state['store'], saved)
+        elif place.lasts:
+            place.clear()
         else:
-            place = place.emptied()
+            place = self.store.new_place(self.who)
         if links is None:
             first = self._next_base(place)
             self._use(None, place, (first, first, first))
@@ -642,9 +647,7 @@ class Timeline:
                 f'max_sz={was}; rows would be lost',
             )
         elif ring > place.ring:
-            self.store.open(dtype, place.ring, place)  # so that the place knows all arrays
-            Links(dtype, place.ring, place, self.who)
-            place.grow(ring, self.max_sz)
+            place.grow(ring, self.max_sz, lambda new: self._parts_in(new, dtype))
         elif self.max_sz > was:
             # rows that had ceased to count don't come back
             place.counters[SHOWN] = place.span(was)[1]

@@ -331,7 +331,8 @@ class Hindsight(Transitions):
             self._went_back = went_back
             # do batches lie on a device?
             self._there = not isinstance(store.empty(0, 8), np.ndarray)
-            self._lies = _as_bytes(store.columns) if type(store) is ArrayRows else None
+            whole = type(store) is ArrayRows and not store.outgrows
+            self._lies = _as_bytes(store.columns) if whole else None
         while self._followed != line.inserted:
             followed = follow_links(line.tables.numbers, self._followed, self._table)
             if followed < 0:

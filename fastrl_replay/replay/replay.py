@@ -598,8 +598,8 @@ class Replay(Pipe):
             self._catch_up()
             keys, td, stale = self.view.feedback(keys, td)
             # a forked child has not the right to write
-            if len(keys):
-                self.memory.place.claim()
+            if len(keys) and not self.memory.reads_only:
+                self.memory.place.check_writer()
             self.sampler.update(keys, td)
             self.stale += stale
 
@@ -608,8 +608,8 @@ class Replay(Pipe):
         with self.lock:
             self._catch_up()
             keys, td, _ = self.view.feedback(keys, td)
-            if len(keys):
-                self.memory.place.claim()
+            if len(keys) and not self.memory.reads_only:
+                self.memory.place.check_writer()
 
     def keys_now(self, keys):  # of a state that was loaded, such as those of a batch that was saved
         "The same keys as they are now"
@@ -796,7 +796,7 @@ class Replay(Pipe):
             sampler.seed = (*np.atleast_1d(sampler.seed).tolist(), info.rank, info.restart)
         if store is not None and store.folder is not None:
             self.store = store = copy(store)
-            store.lies(
+            store.place_at(
                 shard_path(store.folder, store.mode, info.rank, type(self).__name__),
                 None,
                 store.mode,

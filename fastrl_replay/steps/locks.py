@@ -87,8 +87,10 @@ class DrawOrderLock:
         if self.last is last:
             self.last = None
 
+    # a property: `with` calls the lock's own method, so that no interrupt comes between taking
+    # the lock and entering the block
     @property
-    def __enter__(self):  # `with` asks for both methods, and calls this one last
+    def __enter__(self):
         if self.last is not None and not self.is_mine():
             self.wait()
         return self.lock.__enter__

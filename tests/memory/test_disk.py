@@ -716,15 +716,21 @@ def test_after_a_power_cut_flushed_rows_are_there_and_others_are_not(tmp_path):
         assert Timeline(100, Rows(tmp_path)).inserted == 23
 
 
-def test_a_power_cut_loses_rows_whose_slots_may_have_been_written(tmp_path):
-    line = filled(tmp_path, 3000, 2000)
+@pytest.mark.parametrize('n, max_sz, oldest', [(3000, 2000, 1100), (30, 10, 30)])
+def test_a_power_cut_loses_rows_whose_slots_may_have_been_written(n, max_sz, oldest, tmp_path):
+    "Rows that come afterwards last, also where it loses all"
+    line = filled(tmp_path, n, max_sz)
     line.flush()
-    line.add(block(3000, 100))
+    line.add(block(n, 100))
     cut_power(line)
     with pytest.warns(UserWarning, match='100 rows are lost'):
-        again = Timeline(2000, Rows(tmp_path))
-        assert again.inserted == 3000
-    assert again.oldest >= 1100
+        again = Timeline(max_sz, Rows(tmp_path))
+        assert again.inserted == n
+    assert again.oldest >= oldest
+    again.add(block(n, 5))
+    again.close()
+    again = Timeline(max_sz, Rows(tmp_path))
+    assert len(again) >= 5
     whole(again)
 
 

@@ -400,8 +400,7 @@ def test_a_frame_that_unpacks_to_another_size_is_refused(compress):
         other = torch.cat(
             [ends.view(torch.uint8), torch.frombuffer(bytearray(one * n), dtype=torch.uint8)]
         )
-        segments = [other if p else x for x, p in zip(frames['segments'], frames['packed'])]
-        damaged = dict(frames, segments=segments)
+        damaged = dict(frames, packed=[other] * len(frames['packed']))
         bad = dict(state, store=dict(state['store'], frames=[damaged]))
         twin = Timeline(300, Small(1, compress))
         twin.load_state_dict(bad)
@@ -425,7 +424,7 @@ def test_damaged_frames_are_refused(what):
     if what == 'references':
         store['references'] += 400
     elif what == 'ends':
-        frames['segments'][0] = frames['segments'][0][:-1]
+        frames['raw'] = frames['raw'][:, :-1]
     elif what == 'rest':
         store['rest'] = store['rest'][:-1]
     else:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fastrl_replay.all import *
-from fastrl_replay.memory import directory as directory_module
+from fastrl_replay.memory import frames as frames_module
 from fastrl_replay.steps.errors import NoRoom
 from fastrl_replay.testing import through_file
 from strategies import cases, equal
@@ -50,8 +50,8 @@ def add(line, rows, size=10):
 
 
 def files_of(path, kind='*'):
-    found = path.glob(f'data-*/frames-*/[0-9]*.{kind}')
-    return sorted(found, key=lambda p: int(p.name.split('.')[0]))
+    found = path.glob(f'data-*/frames-0.[0-9]*.{kind}')
+    return sorted(found, key=lambda p: int(p.name.split('.')[1]))
 
 
 FAST = [('stack', 'lz4'), ('dict', None)]
@@ -179,31 +179,30 @@ def test_a_damaged_file_is_named_and_others_can_be_read(tmp_path, kind, mode):
         if change is not None:
             file.write_bytes(change)
         twin = Timeline(800, Middle(1, 'lz4', tmp_path, mode=mode))
-        with pytest.raises(StateError, match=f'frames-0/{file.name.split(".")[0]}.*damaged'):
+        with pytest.raises(StateError, match=f'{file.stem}.*damaged'):
             twin[:]
         assert twin[-1:] == Steps(rows[-1:])
         twin.close()
         file.write_bytes(data)
 
 
-def test_a_folder_that_leads_elsewhere_is_refused(tmp_path):
-    line = Timeline(50, Tiny(1, None, tmp_path / 'm'))
+def test_a_segment_that_leads_elsewhere_is_refused(tmp_path):
+    store = Tiny(1, None, tmp_path / 'm')
+    line = Timeline(50, store)
     line.add(Steps(episode(20)))
     line.close()
-    [folder] = (tmp_path / 'm').glob('data-*/frames-0')
-    folder.rename(tmp_path / 'elsewhere')
-    with pytest.raises(StateError, match='no such folder'):
-        len(Timeline(50, Tiny(1, None, tmp_path / 'm')))
-    folder.symlink_to(tmp_path / 'elsewhere')
+    file = files_of(tmp_path / 'm')[0]
+    file.rename(tmp_path / 'elsewhere')
+    file.symlink_to(tmp_path / 'elsewhere')
     with pytest.raises(StateError, match='symbolic link'):
-        len(Timeline(50, Tiny(1, None, tmp_path / 'm')))
+        Timeline(50, store)[:]
 
 
 @pytest.mark.parametrize('compress', [None, 'lz4'])
 def test_a_memory_that_outgrows_main_memory_gives_the_same_rows(tmp_path, monkeypatch, compress):
     rows, line = episode(1500), Timeline(1000, Middle(1, compress, tmp_path))
     add(line, rows[:500])
-    monkeypatch.setattr(directory_module, 'outgrows', lambda nbytes: nbytes > 100_000)
+    monkeypatch.setattr(frames_module, 'outgrows', lambda nbytes: nbytes > 100_000)
     add(line, rows[500:])
     assert line[:] == Steps(rows[500:])
     line.close()

@@ -85,7 +85,7 @@ class TurnedRows(OpenStore):
 
 class Turned(Store):
     def __init__(self, path=None, *, mode='a', spare=0):
-        self.lies(path, mode=mode, spare=spare)
+        self.place_at(path, mode=mode, spare=spare)
 
     def open(self, dtype, n, place):
         return TurnedRows(dtype, n, place)
@@ -158,6 +158,23 @@ def test_a_store_of_ones_own_lasts_in_a_directory(tmp_path):
         memory.add(Steps(rows[30:]))
     equal(line[:], larger[:])
     equal(Timeline(25, Turned(tmp_path, mode='r'))[:], larger[:])
+
+
+class Sized(Turned):
+    def open(self, dtype, n, place):
+        place.new('sizes', n, np.int64)
+        return super().open(dtype, n, place)
+
+
+def test_a_directory_that_cannot_be_made_larger_stays_as_it_is(tmp_path):
+    "The store does not say that its array is by slot"
+    line = Timeline(10, Sized(tmp_path))
+    line.add(Steps(story(bytes(range(20)))))
+    rows = line[:]
+    line.close()
+    with pytest.raises(StateError, match='sizes is damaged; got 80 bytes'):
+        len(Timeline(25, Sized(tmp_path)))
+    equal(Timeline(10, Sized(tmp_path))[:], rows)
 
 
 def test_stores_and_samplers_are_templates():
