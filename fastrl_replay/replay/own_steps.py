@@ -15,21 +15,12 @@ import numpy as np, torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from ..pipe import Pipe
-from ..steps.compiled import bytes_at, longs_at, memmove, njit
+from ..steps.compiled import bytes_at, memmove, njit
 from ..steps.core import Steps, pack
 from ..steps.errors import ArgumentTypeError, BlockError, StateError, outside, problem
 from ..steps.nested import fields_of, nested_dtype
-from ..steps.row_dtypes import column_dtype, dtype_spec, step_dtype
-from fastrl_replay.steps.states import (
-    Misfit,
-    anything,
-    block,
-    checked,
-    flag,
-    listed,
-    maybe,
-    row_dtype,
-)
+from ..steps.row_dtypes import column_dtype, step_dtype
+from ..steps.states import anything, block, checked, flag, listed, maybe
 from ..steps.episodes import UNKNOWN, BlockGate, refuse_nan, standing_dtype
 from ..steps.numbering import MAX_ENVS
 from ..envs.vector_slots import COUNTED, as_mode
@@ -73,16 +64,17 @@ def first_dtype(
             raise BlockError(who, f'{name}: no numbers', f'shape {list(a.shape)}')
         return np.dtype((a.dtype, a.shape if n is None else a.shape[1:]))
 
-    def of(name):
-        return column_dtype(nested_dtype(values[name], leaf, name), name)
-
-    base = step_dtype(_ANY, _ANY, **{k: of(k) for k in values if k not in _EVERY})
-    fields = {k: base[k] for k in base.names} | {k: of(k) for k in ('state', 'action')}
-    return np.dtype(list((fields | dict(next_state=fields['state'])).items()), align=True)
+    others = 'reward', 'next_state', 'terminated', 'truncated'
+    columns = {
+        k: column_dtype(nested_dtype(x, leaf, k), k) for k, x in values.items() if k not in others
+    }
+    state, action = columns.pop('state'), columns.pop('action')
+    rows = step_dtype(_ANY, _ANY, **columns)
+    new = dict(state=state, action=action, next_state=state)
+    return np.dtype([(k, new.get(k, rows[k])) for k in rows.names], align=True)
 
 
 _ANY = spaces.Discrete(1)
-_EVERY = 'state', 'action', 'reward', 'next_state', 'terminated', 'truncated'
 
 # %% ../../nbs/replay/own_steps.ipynb #6e17b76b
 def as_before(
@@ -90,13 +82,12 @@ def as_before(
     old: np.dtype,  # of the rows of a memory; None: there are none
 ) -> np.dtype:
     "Give each column the dtype that it has in the memory"
-    if old is None or not {'state', 'next_state'} <= {*old.names}:
+    if old is None:
         return new
-    if old['state'] != old['next_state']:
-        return new  # the memory will refuse others
-    names = [n for n in old.names if n in new.names]
-    names += [n for n in new.names if n not in old.names]
-    kept = {n: old[n] for n in names if n in old.names and n not in COUNTED}
+    kept = {n: old[n] for n in old.names if n in new.names and n not in COUNTED}
+    if kept.get('state') != kept.get('next_state'):
+        return new  # the memory raises
+    names = [n for n in dict.fromkeys(old.names + new.names) if n in new.names]
     return np.dtype([(n, kept.get(n, new[n])) for n in names], align=True)
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f012
@@ -145,13 +136,12 @@ ENDED, RESTARTED, LEFT_OUT, AFTER_END = 1, 2, 4, 8  # in the outcome of a step
 
 @njit(inline=True)
 def _same(a, b, n):
-    "Are these bytes equal? By words, of 8 bytes each, and what is left"
-    x, y, differ = longs_at(a, n >> 3), longs_at(b, n >> 3), 0
-    for k in range(n >> 3):
-        differ |= x[k] ^ y[k]
-    x, y = bytes_at(a, n), bytes_at(b, n)
-    for k in range(n & -8, n):
-        differ |= x[k] ^ y[k]
+    "Return True if these bytes are equal; in this form a processor compares many at a time"
+    x = bytes_at(a, n)
+    y = bytes_at(b, n)
+    differ = np.uint8(0)
+    for k in range(n):
+        differ = np.uint8(differ | (x[k] ^ y[k]))
     return differ == 0
 
 
@@ -221,6 +211,7 @@ class StepRows:
         self.dtype = None  # of the rows, from the first step on that was accepted
         self.number = {}  # env_id → its index in `table`
         self.table = None  # of `standing_dtype`: the counters and last observations
+        self._saved = None  # the same from a checkpoint
         self._names = None  # of the columns of steps
         self._n = -1  # how many environments stepped last; None: a single one, without an axis
         self._warned = set()
@@ -308,26 +299,11 @@ class StepRows:
             fill(self.who, field, x, k)
 
     def _open(self, values, n):
-        "Choose columns, and look up where the environments of the memory stand"
+        "Choose columns, and look up which environments are known"
         memory = self.memory()
         dtype = first_dtype(self.who, values, n)
         if self.continues and memory is not None:
             dtype = as_before(dtype, memory.dtype)
-        self._columns_are(dtype)
-        self._enter(self._stands_in(memory))
-
-    def _stands_in(self, memory):
-        none = np.zeros(0, self._standing)
-        found = none if memory is None else memory.stands()
-        if self.continues and found.dtype == none.dtype:
-            return found
-        stands = np.zeros(len(found), self._standing)
-        stands['env_id'] = found['env_id']
-        stands['counts'] = _FRESH
-        stands['counts'][:, EPISODE] = found['counts'][:, EPISODE]
-        return stands
-
-    def _columns_are(self, dtype):
         self._row = dtype
         self._standing = standing_dtype(dtype)
         self._names = [k for k in dtype.names if k not in _NUMBERED]
@@ -335,6 +311,18 @@ class StepRows:
         kept = self._standing.itemsize, self._standing.fields['next_state'][1]
         self._at = np.array([dtype.itemsize, *starts, dtype['state'].itemsize, *kept])
         self._n = -1
+        known = self._saved
+        if known is None:
+            known = np.zeros(0, self._standing) if memory is None else memory.stands()
+        continues = self.continues or self._saved is not None
+        if not continues or known.dtype != self._standing:
+            # each begins its next episode
+            numbers = known['counts'][:, EPISODE]
+            ids = known['env_id']
+            known = np.zeros(len(ids), self._standing)
+            known['env_id'], known['counts'] = ids, _FRESH
+            known['counts'][:, EPISODE] = numbers
+        self._enter(known)
 
     def _make_room(self, n):
         "Make the rows for a step of `n` environments"
@@ -447,7 +435,7 @@ class StepRows:
     def _put_final(self, rows, final_obs):
         "Write the last states of those that have ended"
         for i in np.flatnonzero(self.new['counts'][:, OVER]).tolist():
-            final = _of_env(final_obs, i, len(rows))
+            final = final_obs if self._n is None else _of_env(final_obs, i)
             if final is None:
                 raise BlockError(
                     self.who,
@@ -459,33 +447,41 @@ class StepRows:
             fill(self.who, rows['next_state'][i : i + 1], final, 'final_obs')
         self.new['next_state'] = rows['next_state']
 
+    @property
+    def used(self) -> bool:
+        "Return True if steps were counted, here or before a checkpoint"
+        return self.dtype is not None or self._saved is not None
+
     def snapshot(self) -> dict:  # plain data and tensors
-        "Save where each environment stands"
-        if self.dtype is None:
-            return dict(dtype=None, stands=None, unsure=self.unsure)
-        stands = self.table[: len(self.number)]
-        stands = stands[stands['counts'][:, EPISODE] > 0]
-        dtype = dtype_spec(self.dtype)
-        return dict(dtype=dtype, stands=pack(Steps(stands)), unsure=self.unsure)
+        "Return each environment's counters and last observation"
+        known = self._saved
+        if self.dtype is not None:
+            known = self.table[: len(self.number)]
+            known = known[known['counts'][:, EPISODE] > 0]
+        return dict(envs=known if known is None else pack(Steps(known)), unsure=self.unsure)
 
     def load(self, state):
         "Continue from what was saved; this object must be new"
-        form = dict(dtype=maybe(_row_dtype), stands=maybe(block), unsure=flag)
-        state = checked(self.who, form, state)
+        state = checked(self.who, dict(envs=maybe(block), unsure=flag), state)
         self.unsure |= state['unsure']
-        self.dtype = state['dtype']
-        if self.dtype is None:
+        if state['envs'] is None:
             return
-        stands = state['stands'] and state['stands'].rows
-        self._columns_are(self.dtype)
-        if stands is None or stands.dtype != self._standing or stands.ndim != 1:
-            raise StateError(self.who, 'saved environments that do not fit the rows')
-        stands['counts'][:, RESTARTS] = 0
-        ids, counts = stands['env_id'], np.delete(stands['counts'], TOTAL, 1)
-        numbers = np.isfinite(stands['counts']).all() and (0 <= counts).all()
+        saved = state['envs'].rows
+        names = saved.dtype.names
+        if (
+            saved.ndim != 1
+            or 'next_state' not in names
+            or saved.dtype != standing_dtype(saved.dtype)
+        ):
+            raise StateError(
+                self.who, 'saved environments', names, 'counters and last observations'
+            )
+        saved['counts'][:, RESTARTS] = 0
+        ids, counts = saved['env_id'], np.delete(saved['counts'], TOTAL, 1)
+        numbers = np.isfinite(saved['counts']).all() and (0 <= counts).all()
         if not numbers or (counts >= 2**31).any() or (ids < 0).any() or (ids >= MAX_ENVS).any():
             raise StateError(self.who, 'saved environments', 'counters out of range')
-        self._enter(stands)
+        self._saved = saved
 
 
 _FRESH = [0, 0, UNKNOWN, 0, 0]
@@ -505,29 +501,14 @@ _PLAIN = {
 def _bytes_and_records(stands):  # on the same memory; records are copied as wholes, which is fast
     return stands.view(np.uint8), stands.view(f'V{stands.itemsize}')
 
-
-def _row_dtype(x):  # a form
-    dtype, want = row_dtype(x), step_dtype(_ANY, _ANY)
-    wrong = [k for k in want.names if k not in dtype.names or k in COUNTED and dtype[k] != want[k]]
-    if wrong or dtype['state'] != dtype['next_state']:
-        raise Misfit(f'columns {", ".join(dtype.names)}', 'those that add_step makes')
-    return np.dtype([(n, dtype[n]) for n in dtype.names], align=True)
-
 # %% ../../nbs/replay/own_steps.ipynb #05e1f022
-def _of_env(x, i, n):
+def _of_env(x, i):
+    "Return one environment's part of a list or array, or of dicts and tuples of these"
     if isinstance(x, dict):
-        parts = {k: _of_env(v, i, n) for k, v in x.items()}
-        return None if any(p is None for p in parts.values()) else parts
-    if isinstance(x, tuple) and len(x) != n:
-        return tuple(_of_env(v, i, n) for v in x)
-    return (
-        x
-        if x is None
-        or n == 1
-        and not isinstance(x, (list, tuple))
-        and np.asarray(x).dtype != object
-        else x[i]
-    )
+        return {k: _of_env(v, i) for k, v in x.items()}
+    if isinstance(x, tuple):
+        return tuple(_of_env(v, i) for v in x)
+    return None if x is None else x[i]
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f025
 class OwnSteps(Pipe):
@@ -596,7 +577,7 @@ class OwnSteps(Pipe):
 
     def check_state(self, state):
         state = checked('OwnSteps', dict(steps=anything, waiting=listed(block)), state)
-        used = self.rows.dtype is not None
+        used = self.rows.used
         rows = StepRows('OwnSteps', self._memory, continues=False, unsure=used)
         rows.load(state['steps'])
         return dict(state, steps=rows)
