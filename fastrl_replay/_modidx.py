@@ -3773,8 +3773,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'fastrl_replay/replay/sequences.py'),
                                                 'fastrl_replay.replay.sequences.SequenceReplay.__init__': ( 'replay/sequences.html#sequencereplay.__init__',
                                                                                                             'fastrl_replay/replay/sequences.py'),
-                                                'fastrl_replay.replay.sequences.SequenceReplay._keep_view': ( 'replay/sequences.html#sequencereplay._keep_view',
-                                                                                                              'fastrl_replay/replay/sequences.py'),
                                                 'fastrl_replay.replay.sequences.SequenceReplay.stats': ( 'replay/sequences.html#sequencereplay.stats',
                                                                                                          'fastrl_replay/replay/sequences.py')},
             'fastrl_replay.replay.views': { 'fastrl_replay.replay.views.Transitions': ( 'replay/views.html#transitions',

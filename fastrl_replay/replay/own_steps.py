@@ -21,7 +21,7 @@ from ..steps.errors import ArgumentTypeError, BlockError, StateError, outside, p
 from ..steps.nested import fields_of, nested_dtype
 from ..steps.row_dtypes import column_dtype, step_dtype
 from ..steps.states import anything, block, checked, flag, listed, maybe
-from ..steps.episodes import UNKNOWN, BlockGate, refuse_nan, standing_dtype
+from ..steps.episodes import UNKNOWN, refuse_nan, standing_dtype
 from ..steps.numbering import MAX_ENVS
 from ..envs.vector_slots import COUNTED, as_mode
 
@@ -146,17 +146,15 @@ def _same(a, b, n):
 
 
 @njit
-def number_steps(raw, at, which, table, new, late, unsure, resets):
+def number_steps(raw, at, which, table, new, in_next_step, unsure, resets):
     "Number rows; return their outcomes, joined by `|`; -1-i: row i is invalid"
-    size, reward_at, terminated_at, truncated_at, env_at, episode_at, step_at = at[:7]
-    total_at, state_at, next_at, width, stride, kept_at = at[7:]
+    size, reward_at, terminated_at, truncated_at, episode_at, step_at = at[:6]
+    total_at, state_at, next_at, width, stride, kept_at = at[6:]
     ints, floats, outcome = raw.view(np.int32), raw.view(np.float32), 0
     for i in range(len(which)):
         row, at_last = i * size, which[i] * stride
         last = table[at_last : at_last + 48].view(np.float64)[1:]
         counts = new[i * stride : i * stride + 48].view(np.float64)[1:]
-        env_id = table[at_last : at_last + 8].view(np.int64)[0]
-        new[i * stride : i * stride + 8].view(np.int64)[0] = env_id
         episode, step, total, restarts = last[EPISODE], last[STEP], last[TOTAL], last[RESTARTS]
         had_ended, unknown = last[OVER] == 1, last[OVER] == UNKNOWN
         state, after = raw.ctypes.data + row + state_at, raw.ctypes.data + row + next_at
@@ -165,13 +163,15 @@ def number_steps(raw, at, which, table, new, late, unsure, resets):
             return -1 - i
         over = raw[row + terminated_at] | raw[row + truncated_at]
         idle = reward == 0 and not over  # as a reset in next-step mode
-        goes_on = _same(state, table.ctypes.data + at_last + kept_at, width)
-        after_end = had_ended and goes_on and not _same(state, after, width)
-        broken = step > 0 and not had_ended and not goes_on
-        if late and after_end and not idle:
+        continues = _same(state, table.ctypes.data + at_last + kept_at, width)
+        after_end = had_ended and continues and not _same(state, after, width)
+        broken = step > 0 and not had_ended and not continues
+        if in_next_step and after_end and not idle:
             return -1 - i
-        resets[i] = late and idle and (had_ended and goes_on or unsure and (broken or unknown))
-        if after_end and not late and not over:
+        resets[i] = (
+            in_next_step and idle and (had_ended and continues or unsure and (broken or unknown))
+        )
+        if after_end and not in_next_step and not over:
             outcome |= AFTER_END
         if broken:
             restarts += 1
@@ -185,7 +185,6 @@ def number_steps(raw, at, which, table, new, late, unsure, resets):
         else:
             step, total = step + 1, total + reward
             outcome |= ENDED * (over != 0)
-            ints[(row + env_at) >> 2] = env_id
             ints[(row + episode_at) >> 2], ints[(row + step_at) >> 2] = episode, step
             floats[(row + total_at) >> 2] = total
         counts[EPISODE], counts[STEP], counts[OVER] = episode, step, over
@@ -225,19 +224,18 @@ class StepRows:
     ) -> np.ndarray:  # the rows, valid until the next call; fewer if some only reset
         "Make rows of a step; they count when `done` is called"
         mode = as_mode(mode, who=self.who)
-        late = mode == AutoresetMode.NEXT_STEP
+        in_next_step = mode == AutoresetMode.NEXT_STEP
         self._write(values)
         rows = self.rows
         if self._of is None or type(env_id) is not int or self._of != env_id:
-            self._which = self._find(env_id, len(rows))
-            self._of = env_id
+            self._find(env_id, len(rows))
         outcome = number_steps(
             self.raw,
             self._at,
             self._which,
             self._table_bytes,
             self._new_bytes,
-            late,
+            in_next_step,
             self.unsure,
             self._resets,
         )
@@ -307,7 +305,7 @@ class StepRows:
         self._row = dtype
         self._standing = standing_dtype(dtype)
         self._names = [k for k in dtype.names if k not in _NUMBERED]
-        starts = (dtype.fields[k][1] for k in (*COUNTED, 'state', 'next_state'))
+        starts = (dtype.fields[k][1] for k in (*COUNTED, 'state', 'next_state') if k != 'env_id')
         kept = self._standing.itemsize, self._standing.fields['next_state'][1]
         self._at = np.array([dtype.itemsize, *starts, dtype['state'].itemsize, *kept])
         self._n = -1
@@ -350,35 +348,36 @@ class StepRows:
                 remedy='give the same ones each time',
             )
 
-    def _find(self, env_id, n) -> np.ndarray:
-        "Return the indices of these environments in the table, which takes in new ones"
+    def _find(self, env_id, n):
+        "Look up these environments in the table, and enter new ones"
         a = np.asarray(env_id)
         ids = a + np.arange(n) if a.ndim == 0 and a.dtype.kind in 'iu' else a
         whole = a.dtype.kind in 'iu' and ids.shape == (n,) and len(set(ids.tolist())) == n
         if not whole or ids.min() < 0 or ids.max() >= MAX_ENVS:
             expected = f'a number below {MAX_ENVS}, or {n} different ones'
             raise BlockError(self.who, 'env_id', f'{env_id!r:.60}', expected)
-        new = [e for e in ids.tolist() if e not in self.number]
+        new = sum(e not in self.number for e in ids.tolist())
         used = len(self.number)
-        if used + len(new) > len(self.table):
-            stands = self.table[:used]
+        if used + new > len(self.table):
+            known = self.table[:used]
             if used > _MANY:  # forget those that have ended
-                stands = stands[(stands['counts'][:, OVER] != 1) | np.isin(stands['env_id'], ids)]
+                known = known[(known['counts'][:, OVER] != 1) | np.isin(known['env_id'], ids)]
                 self.unsure = True
-            self._enter(stands, len(new))
-            return self._find(env_id, n)
-        for e in new:
-            self.table['env_id'][len(self.number)] = e
-            self.number[e] = len(self.number)
-        return np.array([self.number[e] for e in ids.tolist()])
+            self._enter(known, new)
+        for e in ids.tolist():
+            at = self.number.setdefault(e, len(self.number))
+            self.table['env_id'][at] = e
+        self.new['env_id'] = self.rows['env_id'] = ids
+        self._which = np.array([self.number[e] for e in ids.tolist()])
+        self._of = env_id
 
-    def _enter(self, stands, more=0):
+    def _enter(self, known, more=0):
         "Make a table of these environments, with room for more"
-        used = len(stands)
-        self.table = np.zeros(2 * (used + more) + 1, stands.dtype)
+        used = len(known)
+        self.table = np.zeros(2 * (used + more) + 1, known.dtype)
         self.table['counts'] = _FRESH
-        self.table[:used] = stands
-        self.number = {e: i for i, e in enumerate(stands['env_id'].tolist())}
+        self.table[:used] = known
+        self.number = {e: i for i, e in enumerate(known['env_id'].tolist())}
         self._table_bytes, self._records = _bytes_and_records(self.table)
         self._of = None
 
@@ -514,7 +513,7 @@ def _of_env(x, i):
 class OwnSteps(Pipe):
     "The first stage of a chain whose steps come from your own loop"
 
-    _buffers = 'rows', '_gate', '_waiting', '_memory'
+    _buffers = 'rows', '_refuse_nan', '_waiting', '_memory'
     # more may come after each pass
     data_ended = False
     takes_steps = True
@@ -529,7 +528,7 @@ class OwnSteps(Pipe):
         self._waiting = deque()
         self.proven = False  # did rows come through the chain?
         # before anything is counted
-        self._gate = BlockGate('OwnSteps', refuses=refuse_nan('OwnSteps'))
+        self._refuse_nan = refuse_nan('OwnSteps')
 
     def __iter__(self):
         while self._waiting:
@@ -564,7 +563,7 @@ class OwnSteps(Pipe):
     def give(self, steps):
         "Count rows that were taken, and let them wait for the chain"
         if len(steps):
-            self._gate.accept(*self._gate.check(steps))
+            self._refuse_nan(steps.rows)
             self._waiting.append(steps)
         self.rows.done()
 
