@@ -143,13 +143,13 @@ def _found(env, name):
 def goal_functions(
     who: str,  # who asks
     given,  # a function, or what has `compute_reward`, and perhaps `compute_terminated`
-) -> tuple:  # functions of (achieved_goal, desired_goal, info); the second may be None
-    "What gives the reward of an outcome under any goal, and what says whether the task is over"
-    reward = _found(given, 'compute_reward')
-    if reward is not None:
-        return reward, _found(given, 'compute_terminated')
+) -> dict:  # functions of (achieved_goal, desired_goal, info), by the column that they give
+    "Return what gives the reward of an outcome under any goal, and whether the task is over then"
+    found = {name: _found(given, f'compute_{name}') for name in ('reward', 'terminated')}
+    if found['reward'] is not None:
+        return {name: f for name, f in found.items() if f is not None}
     if callable(given):
-        return given, None
+        return dict(reward=given)
     raise ArgumentTypeError(
         who,
         'reward',
@@ -251,7 +251,7 @@ class Hindsight(Transitions):
         self.seed = seed
 
     def clear(self):
-        self.functions = None  # reward and terminated, once they are known
+        self.functions = {}  # of reward and terminated, once they are known
         self._seed = random_seed(None if self.seed is None else [self.seed, 1])
         self._count = 0
         self._table = np.zeros(0, STANDING)
@@ -274,21 +274,13 @@ class Hindsight(Transitions):
                 f'entries {" and ".join(wanted)}, as environments of gymnasium-robotics have',
                 '.experience_replay, where there are no goals',
             )
-        kinds = [dtype['state'][n] for n in wanted]
-        if kinds[0] != kinds[1] or kinds[0].names:
+        goals = [dtype['state'][n] for n in wanted]
+        if goals[0] != goals[1] or goals[0].names or dtype['next_state'] != dtype['state']:
             raise BlockError(
                 self.who,
-                "column 'state': kinds of the two goals",
-                f'{kinds[0]} and {kinds[1]}',
-                'two arrays of the same kind',
-            )
-        if dtype['next_state'] != dtype['state']:
-            raise BlockError(
-                self.who,
-                "column 'next_state'",
-                dtype['next_state'],
-                dtype['state'],
-                'build rows with step_dtype',
+                "columns 'state' and 'next_state': kinds of the two goals",
+                f'{goals[0]} and {goals[1]}',
+                'arrays of the same kind, in states of the same kind',
             )
         if 'discount' in dtype.names:
             raise BlockError(
@@ -323,7 +315,7 @@ class Hindsight(Transitions):
         goals = (
             batch['next_state'][n].cpu().numpy().copy() for n in ('achieved_goal', 'desired_goal')
         )
-        got = outcomes_of(self.who, 'compute_reward', self.functions[0], *goals)
+        got = outcomes_of(self.who, 'compute_reward', self.functions['reward'], *goals)
         given = batch['reward'].cpu().numpy()
         same = np.isclose(got, given, rtol=1e-4, atol=1e-6)
         if same.mean() < 0.5:
@@ -411,11 +403,9 @@ class Hindsight(Transitions):
 
     def _outcomes(self, achieved, desired) -> dict:
         "Return rewards, and ends if there is a function for them, of outcomes under goals"
-        names = 'reward', 'terminated'
-        functions = {name: f for name, f in zip(names, self.functions or ()) if f}
         return {
             name: outcomes_of(self.who, f'compute_{name}', f, achieved, desired)
-            for name, f in functions.items()
+            for name, f in self.functions.items()
         }
 
     def beside(self, keys) -> dict:  # lists
@@ -504,7 +494,7 @@ class HindsightReplay(Replay):
         weigh,  # (probabilities, n, exponent) → weights
     ):  # the batch
         "Draw a batch whose weights something else decides; the lock is held"
-        if self.view.functions is None:
+        if not self.view.functions:
             who = 'HindsightReplay'
             given = stepped_env(who, self.source) if self.reward is None else self.reward
             self.view.functions = goal_functions(who, given)

@@ -52,14 +52,6 @@ def first_dtype(
         a = as_array(x)
         if a.dtype.kind not in 'biuf':
             raise ArgumentTypeError(who, name, f'{type(x).__name__} {x!r:.40}', 'numbers')
-        if n is not None and a.shape[:1] != (n,):
-            raise BlockError(
-                who,
-                f'shape of {name}',
-                list(a.shape),
-                f'[{n}, …]: as many as reward has',
-                'an array with an entry for each environment',
-            )
         if not a.size:
             raise BlockError(who, f'{name}: no numbers', f'shape {list(a.shape)}')
         return np.dtype((a.dtype, a.shape if n is None else a.shape[1:]))
@@ -111,7 +103,8 @@ def fill(
     alike = a.shape == field.shape or len(field) == 1 and a.shape == field.shape[1:]
     if not alike and (a.shape or name not in _FLAGS):
         got, want = list(a.shape), list(field.shape)
-        raise BlockError(who, f'{name}: another shape than at the first call', got, want)
+        remedy = 'one shape from the first call on, with an entry for each environment of a vector'
+        raise BlockError(who, f'shape of {name}', got, want, remedy)
     if a.dtype.kind not in ('biuf' if field.dtype.kind in 'bf' else 'biu'):
         raise BlockError(
             who,
@@ -476,9 +469,15 @@ class StepRows:
                 self.who, 'saved environments', names, 'counters and last observations'
             )
         saved['counts'][:, RESTARTS] = 0
-        ids, counts = saved['env_id'], np.delete(saved['counts'], TOTAL, 1)
-        numbers = np.isfinite(saved['counts']).all() and (0 <= counts).all()
-        if not numbers or (counts >= 2**31).any() or (ids < 0).any() or (ids >= MAX_ENVS).any():
+        ids = saved['env_id']
+        counts = np.delete(saved['counts'], TOTAL, 1)
+        fits = (
+            min(ids.min(initial=0), counts.min(initial=0)) >= 0
+            and ids.max(initial=0) < MAX_ENVS
+            and counts.max(initial=0) < 2**31
+            and np.isfinite(saved['counts']).all()
+        )
+        if not fits:
             raise StateError(self.who, 'saved environments', 'counters out of range')
         self._saved = saved
 
