@@ -35,7 +35,7 @@ _u = np.uint64
 
 @njit
 def follow_links(back, link, keys, table):
-    "Enter rows from a first key to before a second one; the third is the oldest; return the next key"
+    "Enter rows from the first key to before the second; the third is the oldest; return the next"
     followed, inserted, oldest = keys
     ring = len(table)
     for key in range(max(followed, oldest), inserted):
