@@ -67,11 +67,12 @@ class Model:
             env = int(r['env_id'])
             key = len(self.rows)
             # an episode of which no row is left, or that is in a block larger than the memory
-            if i < len(rows) - self.max_sz or key - self.newest.get(env, key) >= self.max_sz:
+            lost = i < len(rows) - self.max_sz
+            if lost or key - self.newest.get(env, key) >= self.max_sz:
                 self.running.pop(env, None)
             self.newest[env] = key
-            if i < len(rows) - self.max_sz:
-                self.rows.append(r)
+            self.rows.append(r)
+            if lost:
                 continue
             if env in self.running:
                 last = self.rows[self.running[env][0][-1]]
@@ -79,7 +80,6 @@ class Model:
                     found += self.end(env)
             keys, start, _ = lane = self.running.setdefault(env, [[], 0, 0])
             keys.append(key)
-            self.rows.append(r)
             if len(keys) == start + self.length:
                 found.append(keys[start:])
                 lane[1:] = start + self.length - self.overlap, len(keys)
