@@ -130,7 +130,7 @@ def saved_priorities(timeline, key):
     here = key[key < told]
     p = file[here % place.ring]
     length = np.ones(len(here), np.int32)
-    if 'steps' in place.meta:  # priorities of sequences, at their first rows
+    if 'sequences' in place.meta:  # priorities of sequences, at their first rows
         here = here[p > 0]
         p = p[p > 0]
         length = None

@@ -14,7 +14,6 @@ from ..steps.files import open_plain, write_whole
 from .mapped import allocate, mapped, no_disk
 from .frame_log import BITS, END, FIRST, NEAR, NEXT, ROOM, FRAME_SIZE, Segments
 
-
 # %% ../../nbs/memory/frame_segments.ipynb #15968d0d
 class FileSegments(Segments):
     "Segments that are files"

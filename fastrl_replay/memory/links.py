@@ -294,13 +294,14 @@ class Links:
         self.tables.numbers[INSERTED] = oldest
         for keys in in_parts(oldest, inserted, 1 << 20):
             rows = episodes(keys % self.ring)
-            self._admit_saved(rows['env_id'])
+            self.admit_saved(rows['env_id'])
             plan = RowLayout(self.who, rows.dtype, strict=False).at
             link_rows(self.tables.numbers, plan, rows.ctypes.data, len(rows))
         self._drawn[:] = drawn
         self.place.counters[COMMITTED] = 0  # until the memory settles
 
-    def _admit_saved(self, env_ids):
+    def admit_saved(self, env_ids):
+        "Number the environments of rows that were there, or raise"
         if len(env_ids) and not 0 <= env_ids.min() <= env_ids.max() < MAX_ENVS:
             raise self._damaged(f'env_id {env_ids.min()} to {env_ids.max()}')
         self.admit(env_ids)
@@ -336,7 +337,7 @@ class Links:
         "Find out from the rows that are here which episodes are under way"
         keys = self.newest(episodes)
         rows = episodes(keys % self.ring)
-        self._admit_saved(rows['env_id'])
+        self.admit_saved(rows['env_id'])
         _, envs, last_key = self.tables
         ended = rows['terminated'] | rows['truncated']
         if self.plan[N_STEPS] >= 0:

@@ -114,11 +114,6 @@ class Timeline:
         return self.parts[0] if self.parts else Links(NO_ROWS, 1, who=self.who)
 
     @property
-    def lost(self) -> int:
-        "The newest key whose row is gone; -1: all rows that came are there"
-        return self.oldest - 1 if self.oldest > self.base else -1
-
-    @property
     def given(self) -> int:
         "Keys from this one on have not been given out"
         return self._parts[0].inserted if self._gave and self._parts else self._below

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['STANDING', 'STRATEGIES', 'follow_links', 'episode_end', 'episode_start', 'row_between', 'choose_goals',
-           'goal_functions', 'stepped_env', 'rewards_of', 'terminations_of', 'Hindsight', 'HindsightReplay']
+           'goal_functions', 'stepped_env', 'outcomes_of', 'Hindsight', 'HindsightReplay']
 
 # %% ../../nbs/replay/hindsight.ipynb #d792cf56
 import numpy as np, torch
 from fastcore.meta import delegates
-from ..steps.compiled import ints_at, memmove, njit, prefetch
+from ..steps.compiled import memmove, njit, prefetch
 from ..steps.core import Steps
 from fastrl_replay.steps.errors import (
     ArgumentError,
@@ -19,7 +19,6 @@ from fastrl_replay.steps.errors import (
     choice,
     number,
 )
-from ..memory.links import BACK, INSERTED, LINK, OLDEST, RING
 from ..memory.rows import ArrayRows, Store
 from ..memory.draws import random_bits, random_seed
 from ..memory.samplers import Sampler, Uniform
@@ -27,7 +26,7 @@ from ..stages.nstep import NStep
 from ..pipe import stage, upstream
 from .replay import PARTS, Replay, scheduled
 from .views import Transitions
-from ..steps.states import anything, checked, integer
+from ..steps.states import checked, exactly, integer
 
 # %% ../../nbs/replay/hindsight.ipynb #a9b6721d
 STANDING = np.dtype([('first', 'i8'), ('place', 'i4'), ('ahead', 'i4')])
@@ -35,20 +34,17 @@ _u = np.uint64
 
 
 @njit
-def follow_links(numbers, followed, table):
-    "Note rows from the key `followed` on; return the next key, or -1-key where links are wrong"
-    ring = numbers[RING]
-    oldest = numbers[OLDEST]
-    inserted = numbers[INSERTED]
-    back = ints_at(numbers[BACK], ring)
-    link = ints_at(numbers[LINK], ring)
+def follow_links(back, link, keys, table):
+    "Enter rows from the first key to before the second; the third is the oldest; return the next"
+    followed, inserted, oldest = keys
+    ring = len(table)
     for key in range(max(followed, oldest), inserted):
         here = table[key % ring]
         step = back[key % ring]
         here.first, here.place, here.ahead = key, 0, 0
-        if 0 < step < ring and key - step >= oldest:
+        if 0 < step <= key - oldest:
             if link[(key - step) % ring] != step:
-                return -1 - key
+                return key  # links back and forward disagree
             before = table[(key - step) % ring]
             here.first, here.place, before.ahead = before.first, before.place + 1, step
     return inserted
@@ -69,17 +65,13 @@ def episode_end(key, table):
 
 
 @njit
-def episode_start(last, numbers, table):
-    "The first row of its episode that is still there"
+def episode_start(last, oldest, table):
+    "Return the first row of its episode that is still there"
     ring = len(table)
-    oldest = numbers[OLDEST]
-    key = table[last % ring].first
-    if key >= oldest:
-        return key
-    back = ints_at(numbers[BACK], ring)
-    key = last
-    while 0 < back[key % ring] < ring and key - back[key % ring] >= oldest:
-        key -= back[key % ring]
+    first = table[last % ring].first
+    key = max(first, oldest)
+    while table[key % ring].first != first:
+        key += 1
     return key
 
 
@@ -108,7 +100,7 @@ _FINAL, _EPISODE = 1, 2  # among them
 
 
 @njit
-def choose_goals(numbers, keys, table, seed, count, share, strategy, out):
+def choose_goals(keys, oldest, table, seed, count, share, strategy, out):
     "Which rows get other goals, and those of which rows, into the two rows of `out`; how many"
     chosen, goals = out
     ring = len(table)
@@ -129,7 +121,7 @@ def choose_goals(numbers, keys, table, seed, count, share, strategy, out):
         if strategy == _FINAL:
             continue
         if strategy == _EPISODE:
-            key = episode_start(goals[j], numbers, table)
+            key = episode_start(goals[j], oldest, table)
         bits = random_bits(seed, count + 2 * chosen[j] + 1)
         goals[j] = row_between(key, goals[j], bits, table)
     return n
@@ -142,9 +134,8 @@ def _found(env, name):
     if envs:
         env = envs[0]
     try:
-        return (
-            env.get_wrapper_attr(name) if hasattr(env, 'get_wrapper_attr') else getattr(env, name)
-        )
+        wrapped = hasattr(env, 'get_wrapper_attr')
+        return env.get_wrapper_attr(name) if wrapped else getattr(env, name)
     except AttributeError:
         return None
 
@@ -152,13 +143,13 @@ def _found(env, name):
 def goal_functions(
     who: str,  # who asks
     given,  # a function, or what has `compute_reward`, and perhaps `compute_terminated`
-) -> tuple:  # functions of (achieved_goal, desired_goal, info); the second may be None
-    "What gives the reward of an outcome under any goal, and what says whether the task is over"
-    reward = _found(given, 'compute_reward')
-    if reward is not None:
-        return reward, _found(given, 'compute_terminated')
+) -> dict:  # functions of (achieved_goal, desired_goal, info), by the column that they give
+    "Return what gives the reward of an outcome under any goal, and whether the task is over then"
+    found = {name: _found(given, f'compute_{name}') for name in ('reward', 'terminated')}
+    if found['reward'] is not None:
+        return {name: f for name, f in found.items() if f is not None}
     if callable(given):
-        return given, None
+        return dict(reward=given)
     raise ArgumentTypeError(
         who,
         'reward',
@@ -175,13 +166,10 @@ def stepped_env(
     "An environment that the chain above steps in this process"
     remedy = 'reward=env.unwrapped with an environment of the same kind, or reward=function'
     while pipe is not None and not getattr(pipe, 'steps_envs', False):
-        if getattr(pipe, 'source_elsewhere', False):
-            raise ArgumentError(
-                who, 'reward=None, and environments are stepped in other processes', remedy=remedy
-            )
-        pipe = upstream(pipe)
+        pipe = None if getattr(pipe, 'source_elsewhere', False) else upstream(pipe)
     if pipe is None:
-        raise ArgumentError(who, 'reward=None, and no environments above', remedy=remedy)
+        what = 'reward=None, and no environments above are stepped in this process'
+        raise ArgumentError(who, what, remedy=remedy)
     found = pipe.opened_envs()
     if found and _found(found[0], 'compute_reward'):
         return found[0]
@@ -209,32 +197,25 @@ def _refuse_merged(who, pipe):
         pipe = upstream(pipe)
 
 
-def rewards_of(who, f, achieved, desired) -> np.ndarray:  # [n]
-    "The rewards of outcomes under goals"
+def outcomes_of(
+    who: str,  # who asks, for errors
+    name: str,  # of the function
+    f,  # a function of (achieved_goal, desired_goal, info)
+    achieved,  # [n, …]
+    desired,  # [n, …]
+) -> np.ndarray:  # [n]
+    "Return what such a function gives for these rows; one that gives a single number gets each row"
     x = np.asarray(f(achieved, desired, {}))
+    if not x.ndim:
+        x = np.array([f(a, d, {}) for a, d in zip(achieved, desired)])
     if x.shape == (len(achieved),) and x.dtype.kind in 'biuf' and np.isfinite(x).all():
         return x
     raise ArgumentError(
         who,
-        'what compute_reward gives',
+        f'what {name} gives',
         f'{x.dtype} {list(x.shape)}',
         f'a finite number for each of {len(achieved)} rows',
         'reward=lambda A, D, info: np.array([f(a, d, info) for a, d in zip(A, D)])',
-    )
-
-# %% ../../nbs/replay/hindsight.ipynb #01bbe461
-def terminations_of(who, f, achieved, desired) -> np.ndarray:  # [n]
-    "Is the task over with outcomes under goals?"
-    x = np.asarray(f(achieved, desired, {}))
-    if not x.ndim:
-        x = np.array([f(a, d, {}) for a, d in zip(achieved, desired)])
-    if x.shape == (len(achieved),) and x.dtype.kind in 'biu':
-        return x.astype(bool)
-    raise ArgumentError(
-        who,
-        'what compute_terminated gives',
-        f'{x.dtype} {list(x.shape)}',
-        f'True or False for each of {len(achieved)} rows',
     )
 
 # %% ../../nbs/replay/hindsight.ipynb #b216324d
@@ -270,18 +251,15 @@ class Hindsight(Transitions):
         self.seed = seed
 
     def clear(self):
-        self.functions = None  # reward and terminated, when they are known
+        self.functions = {}  # of reward and terminated, once they are known
         self._seed = random_seed(None if self.seed is None else [self.seed, 1])
         self._count = 0
-        self._table = None
+        self._table = np.zeros(0, STANDING)
         self._followed = 0
-        self._of = None
+        self._of = None  # the links that the table was made from, and how often they went back
         self._compared = False  # were computed rewards compared with those of rows?
 
-    nbytes = property(
-        lambda self: 0 if self._table is None else self._table.nbytes,
-        doc='Reserved, beside the memory',
-    )
+    nbytes = property(lambda self: self._table.nbytes, doc='Reserved, beside the memory')
 
     def check_columns(self, dtype):
         "Raise where rows have no goals that could be replaced"
@@ -296,21 +274,13 @@ class Hindsight(Transitions):
                 f'entries {" and ".join(wanted)}, as environments of gymnasium-robotics have',
                 '.experience_replay, where there are no goals',
             )
-        kinds = [dtype['state'][n] for n in wanted]
-        if kinds[0] != kinds[1] or kinds[0].names:
+        goals = [dtype['state'][n] for n in wanted]
+        if goals[0] != goals[1] or goals[0].names or dtype['next_state'] != dtype['state']:
             raise BlockError(
                 self.who,
-                "column 'state': kinds of the two goals",
-                f'{kinds[0]} and {kinds[1]}',
-                'two arrays of the same kind',
-            )
-        if dtype['next_state'] != dtype['state']:
-            raise BlockError(
-                self.who,
-                "column 'next_state'",
-                dtype['next_state'],
-                dtype['state'],
-                'build rows with step_dtype',
+                "columns 'state' and 'next_state': kinds of the two goals",
+                f'{goals[0]} and {goals[1]}',
+                'arrays of the same kind, in states of the same kind',
             )
         if 'discount' in dtype.names:
             raise BlockError(
@@ -322,33 +292,34 @@ class Hindsight(Transitions):
             )
 
     def _follow(self):
-        "Let the table know all rows"
-        (line, store, _), went_back = self.memory.parts, self.memory.rewinds
-        if self._of is not line or self._went_back != went_back:
+        "Enter new rows into the table"
+        line, store, _ = self.memory.parts
+        of = line, self.memory.rewinds
+        if self._of != of:
             self._table = np.zeros(line.ring, STANDING)
             self._followed = 0
-            self._of = line
-            self._went_back = went_back
-            # do batches lie on a device?
-            self._there = not isinstance(store.empty(0, 8), np.ndarray)
-            whole = type(store) is ArrayRows and not store.outgrows
-            self._lies = _as_bytes(store.columns) if whole else None
-        while self._followed != line.inserted:
-            followed = follow_links(line.tables.numbers, self._followed, self._table)
-            if followed < 0:
-                followed = -1 - followed
-                before = followed - line.back[followed % line.ring]
-                # if it is older, another process has overwritten it meanwhile
-                if before >= self.memory.oldest:
-                    raise StateError(self.who, 'a memory with damaged links', f'key {followed}')
-            self._followed = followed
+            self._on_device = self.memory.store.device is not None
+            # rows that can be read as they are
+            self._stored = (
+                _as_bytes(store.columns)
+                if type(store) is ArrayRows and not store.outgrows
+                else None
+            )
+            self._of = of
+        while self._followed < line.inserted:
+            keys = self._followed, line.inserted, line.oldest
+            key = self._followed = follow_links(line.back, line.link, keys, self._table)
+            before = key - line.back[key % line.ring]
+            # if it is older, another process has overwritten it in the meantime
+            if key < keys[1] and before >= self.memory.oldest:
+                raise StateError(self.who, 'a memory with damaged links', f'key {key}')
 
     def _compare(self, batch):
         "Raise if most rewards recomputed for the rows' own goals differ"
         goals = (
             batch['next_state'][n].cpu().numpy().copy() for n in ('achieved_goal', 'desired_goal')
         )
-        got = rewards_of(self.who, self.functions[0], *goals)
+        got = outcomes_of(self.who, 'compute_reward', self.functions['reward'], *goals)
         given = batch['reward'].cpu().numpy()
         same = np.isclose(got, given, rtol=1e-4, atol=1e-6)
         if same.mean() < 0.5:
@@ -376,87 +347,80 @@ class Hindsight(Transitions):
         return batch
 
     def choose(
-        self, keys
-    ) -> np.ndarray:  # [2, n]: places among these keys, and the rows that achieved their goals
-        "Which rows get other goals, and whose"
+        self,
+        keys,
+        share: float = None,  # how likely each gets another goal; None: as the view says
+    ) -> np.ndarray:  # [2, n]: positions among these keys, and the rows that achieved their goals
+        "Return which rows get other goals, and whose; the same until a batch is drawn"
         out = np.empty((2, len(keys)), np.int64)
         n = choose_goals(
-            self._of.tables.numbers,
             keys,
+            self._of[0].oldest,
             self._table,
             self._seed,
             self._count,
-            self.share,
+            self.share if share is None else share,
             STRATEGIES.index(self.strategy),
             out,
         )
         return out[:, :n]
 
-    def _rows_at(self, keys):
-        "Return rows as bytes and the indices of these keys; without a copy if stored as whole rows"
-        if self._lies is not None:
-            return self._lies, keys % len(self._table)
-        return _as_bytes(self.memory.take(keys).rows), np.arange(len(keys))
-
-    def give_goals(self, batch, chosen, goals):
-        "Write goals that others achieved into chosen rows of a batch; copies of outcomes and goals"
-        dtype, (rows, which) = self.memory.dtype, self._rows_at(goals)
-        state = dtype['state']
-        at = dtype.fields['next_state'][1]
-        (kind, achieved_at), (_, desired_at) = (
-            state.fields[n][:2] for n in ('achieved_goal', 'desired_goal')
-        )
-        places = (
-            at + achieved_at,
-            dtype.fields['state'][1] + desired_at,
-            at + desired_at,
-            kind.itemsize,
-        )
-        achieved, desired = (np.empty((len(chosen), *kind.shape), kind.base) for _ in range(2))
+    def _give_goals(self, batch, chosen, goals):
+        "Write achieved goals into chosen rows of a batch; return copies of outcomes and goals"
+        dtype = self.memory.dtype
+        rows = self._stored
+        which = goals % len(self._table)
+        if rows is None:
+            rows = _as_bytes(self.memory.take(goals).rows)
+            which = np.arange(len(goals))
+        fields = dtype['state'].fields
+        kind, achieved_at = fields['achieved_goal'][:2]
+        desired_at = fields['desired_goal'][1]
+        now = dtype.fields['state'][1]
+        later = dtype.fields['next_state'][1]
+        places = later + achieved_at, now + desired_at, later + desired_at, kind.itemsize
+        achieved = np.empty((len(chosen), *kind.shape), kind.base)
+        desired = np.empty_like(achieved)
         _set_goals(_as_bytes(batch), chosen, rows, which, places, achieved, desired)
         return achieved, desired
 
-    def _relabel(self, batch, chosen, goals):
-        "Give chosen rows goals that others achieved, with the rewards and ends that follow"
-        at = torch.as_tensor(chosen, device=batch.device) if self._there else chosen
-        give, rows = (
-            (self._give_goals_there, batch) if self._there else (self.give_goals, batch.rows)
-        )
-        achieved, desired = give(rows, at, goals)
-        (reward, terminated), new = self.functions, {}
-        new['reward'] = rewards_of(self.who, reward, achieved, desired)
-        if terminated:
-            new['terminated'] = terminations_of(self.who, terminated, achieved, desired)
-        for n, x in new.items():
-            rows[n][at] = torch.as_tensor(x).to(rows[n]) if self._there else x
-
-    def _give_goals_there(self, batch, chosen, goals):
-        "The same where batches lie on a device"
+    def _give_goals_on_device(self, batch, chosen, goals):
+        "The same for batches on a device"
         desired = self.memory.take(goals)['next_state']['achieved_goal']
         for n in 'state', 'next_state':
             batch[n]['desired_goal'][chosen] = desired
         achieved = batch['next_state']['achieved_goal'][chosen]
         return achieved.cpu().numpy(), desired.cpu().numpy().copy()
 
+    def _relabel(self, batch, chosen, goals):
+        "Give chosen rows goals that others achieved, with the rewards and ends that follow"
+        if self._on_device:
+            chosen = torch.as_tensor(chosen, device=batch.device)
+            achieved, desired = self._give_goals_on_device(batch, chosen, goals)
+        else:
+            achieved, desired = self._give_goals(batch.rows, chosen, goals)
+        for name, x in self._outcomes(achieved, desired).items():
+            if self._on_device:
+                batch[name][chosen] = torch.as_tensor(x).to(batch[name])
+            else:
+                batch.rows[name][chosen] = x
+
+    def _outcomes(self, achieved, desired) -> dict:
+        "Return rewards, and ends if there is a function for them, of outcomes under goals"
+        return {
+            name: outcomes_of(self.who, f'compute_{name}', f, achieved, desired)
+            for name, f in self.functions.items()
+        }
+
     def beside(self, keys) -> dict:  # lists
         "A goal that each of these rows may get, of which row, and what follows"
         self._follow()
-        out = np.empty((2, len(keys)), np.int64)
-        numbers = self._of.tables.numbers
-        strategy = STRATEGIES.index(self.strategy)
-        choose_goals(numbers, keys, self._table, random_seed(0), 0, 1.0, strategy, out)
-        rows, goals = (
-            self.memory.take(k).to('cpu').rows['next_state']['achieved_goal']
-            for k in (keys, out[1])
-        )
-        found = dict(goal=goals.reshape(len(keys), -1).tolist(), goal_key=out[1].tolist())
-        reward, terminated = self.functions or (None, None)
-        if reward:
-            found['goal_reward'] = rewards_of(self.who, reward, rows.copy(), goals.copy()).tolist()
-        if terminated:
-            found['goal_terminated'] = terminations_of(
-                self.who, terminated, rows, goals.copy()
-            ).tolist()
+        goals = self.choose(keys, 1.0)[1]
+        states = [self.memory.take(k).to('cpu').rows['next_state'] for k in (keys, goals)]
+        achieved, goal = (state['achieved_goal'].copy() for state in states)
+        found = dict(goal=goal.reshape(len(keys), -1).tolist(), goal_key=goals.tolist())
+        for name, x in self._outcomes(achieved, goal).items():
+            found[f'goal_{name}'] = x.tolist()
         return found
 
     def snapshot(self) -> dict:
@@ -465,21 +429,12 @@ class Hindsight(Transitions):
 
     def check_state(self, state):
         "Raise where a saved view had other settings"
-        form = dict(settings=anything, seed=integer(0, 2**64 - 1), count=integer())
-        state = checked(self.who, form, state)
-        want = [self.strategy, self.share]
-        if state['settings'] != want:
-            raise StateError(
-                self.who,
-                'a checkpoint of other settings',
-                state['settings'],
-                want,
-                'build it as the saved one was built',
-            )
-        return state
+        settings = exactly([self.strategy, self.share])
+        form = dict(settings=settings, seed=integer(0, 2**64 - 1), count=integer())
+        return checked(self.who, form, state)
 
     def restore(self, state):
-        "Go on where `snapshot` was taken"
+        "Continue where `snapshot` was taken"
         self._seed = np.uint64(state['seed'])
         self._count = state['count']
 
@@ -542,7 +497,7 @@ class HindsightReplay(Replay):
         weigh,  # (probabilities, n, exponent) → weights
     ):  # the batch
         "Draw a batch whose weights something else decides; the lock is held"
-        if self.view.functions is None:
+        if not self.view.functions:
             who = 'HindsightReplay'
             given = stepped_env(who, self.source) if self.reward is None else self.reward
             self.view.functions = goal_functions(who, given)

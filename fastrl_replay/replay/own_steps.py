@@ -15,22 +15,13 @@ import numpy as np, torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from ..pipe import Pipe
-from ..steps.compiled import bytes_at, longs_at, memmove, njit
+from ..steps.compiled import bytes_at, memmove, njit
 from ..steps.core import Steps, pack
 from ..steps.errors import ArgumentTypeError, BlockError, StateError, outside, problem
 from ..steps.nested import fields_of, nested_dtype
-from ..steps.row_dtypes import column_dtype, dtype_spec, step_dtype
-from fastrl_replay.steps.states import (
-    Misfit,
-    anything,
-    block,
-    checked,
-    flag,
-    listed,
-    maybe,
-    row_dtype,
-)
-from ..steps.episodes import UNKNOWN, BlockGate, refuse_nan, standing_dtype
+from ..steps.row_dtypes import column_dtype, step_dtype
+from ..steps.states import anything, block, checked, flag, listed, maybe
+from ..steps.episodes import UNKNOWN, refuse_nan, standing_dtype
 from ..steps.numbering import MAX_ENVS
 from ..envs.vector_slots import COUNTED, as_mode
 
@@ -61,28 +52,21 @@ def first_dtype(
         a = as_array(x)
         if a.dtype.kind not in 'biuf':
             raise ArgumentTypeError(who, name, f'{type(x).__name__} {x!r:.40}', 'numbers')
-        if n is not None and a.shape[:1] != (n,):
-            raise BlockError(
-                who,
-                f'shape of {name}',
-                list(a.shape),
-                f'[{n}, …]: as many as reward has',
-                'an array with an entry for each environment',
-            )
         if not a.size:
             raise BlockError(who, f'{name}: no numbers', f'shape {list(a.shape)}')
         return np.dtype((a.dtype, a.shape if n is None else a.shape[1:]))
 
-    def of(name):
-        return column_dtype(nested_dtype(values[name], leaf, name), name)
-
-    base = step_dtype(_ANY, _ANY, **{k: of(k) for k in values if k not in _EVERY})
-    fields = {k: base[k] for k in base.names} | {k: of(k) for k in ('state', 'action')}
-    return np.dtype(list((fields | dict(next_state=fields['state'])).items()), align=True)
+    others = 'reward', 'next_state', 'terminated', 'truncated'
+    columns = {
+        k: column_dtype(nested_dtype(x, leaf, k), k) for k, x in values.items() if k not in others
+    }
+    state, action = columns.pop('state'), columns.pop('action')
+    rows = step_dtype(_ANY, _ANY, **columns)
+    new = dict(state=state, action=action, next_state=state)
+    return np.dtype([(k, new.get(k, rows[k])) for k in rows.names], align=True)
 
 
 _ANY = spaces.Discrete(1)
-_EVERY = 'state', 'action', 'reward', 'next_state', 'terminated', 'truncated'
 
 # %% ../../nbs/replay/own_steps.ipynb #6e17b76b
 def as_before(
@@ -90,13 +74,12 @@ def as_before(
     old: np.dtype,  # of the rows of a memory; None: there are none
 ) -> np.dtype:
     "Give each column the dtype that it has in the memory"
-    if old is None or not {'state', 'next_state'} <= {*old.names}:
+    if old is None:
         return new
-    if old['state'] != old['next_state']:
-        return new  # the memory will refuse others
-    names = [n for n in old.names if n in new.names]
-    names += [n for n in new.names if n not in old.names]
-    kept = {n: old[n] for n in names if n in old.names and n not in COUNTED}
+    kept = {n: old[n] for n in old.names if n in new.names and n not in COUNTED}
+    if kept.get('state') != kept.get('next_state'):
+        return new  # the memory raises
+    names = [n for n in dict.fromkeys(old.names + new.names) if n in new.names]
     return np.dtype([(n, kept.get(n, new[n])) for n in names], align=True)
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f012
@@ -120,7 +103,8 @@ def fill(
     alike = a.shape == field.shape or len(field) == 1 and a.shape == field.shape[1:]
     if not alike and (a.shape or name not in _FLAGS):
         got, want = list(a.shape), list(field.shape)
-        raise BlockError(who, f'{name}: another shape than at the first call', got, want)
+        remedy = 'one shape from the first call on, with an entry for each environment of a vector'
+        raise BlockError(who, f'shape of {name}', got, want, remedy)
     if a.dtype.kind not in ('biuf' if field.dtype.kind in 'bf' else 'biu'):
         raise BlockError(
             who,
@@ -145,28 +129,25 @@ ENDED, RESTARTED, LEFT_OUT, AFTER_END = 1, 2, 4, 8  # in the outcome of a step
 
 @njit(inline=True)
 def _same(a, b, n):
-    "Are these bytes equal? By words, of 8 bytes each, and what is left"
-    x, y, differ = longs_at(a, n >> 3), longs_at(b, n >> 3), 0
-    for k in range(n >> 3):
-        differ |= x[k] ^ y[k]
-    x, y = bytes_at(a, n), bytes_at(b, n)
-    for k in range(n & -8, n):
-        differ |= x[k] ^ y[k]
+    "Return True if these bytes are equal; in this form a processor compares many at a time"
+    x = bytes_at(a, n)
+    y = bytes_at(b, n)
+    differ = np.uint8(0)
+    for k in range(n):
+        differ = np.uint8(differ | (x[k] ^ y[k]))
     return differ == 0
 
 
 @njit
-def number_steps(raw, at, which, table, new, late, unsure, resets):
+def number_steps(raw, at, which, table, new, in_next_step, unsure, resets):
     "Number rows; return their outcomes, joined by `|`; -1-i: row i is invalid"
-    size, reward_at, terminated_at, truncated_at, env_at, episode_at, step_at = at[:7]
-    total_at, state_at, next_at, width, stride, kept_at = at[7:]
+    size, reward_at, terminated_at, truncated_at, episode_at, step_at = at[:6]
+    total_at, state_at, next_at, width, stride, kept_at = at[6:]
     ints, floats, outcome = raw.view(np.int32), raw.view(np.float32), 0
     for i in range(len(which)):
         row, at_last = i * size, which[i] * stride
         last = table[at_last : at_last + 48].view(np.float64)[1:]
         counts = new[i * stride : i * stride + 48].view(np.float64)[1:]
-        env_id = table[at_last : at_last + 8].view(np.int64)[0]
-        new[i * stride : i * stride + 8].view(np.int64)[0] = env_id
         episode, step, total, restarts = last[EPISODE], last[STEP], last[TOTAL], last[RESTARTS]
         had_ended, unknown = last[OVER] == 1, last[OVER] == UNKNOWN
         state, after = raw.ctypes.data + row + state_at, raw.ctypes.data + row + next_at
@@ -175,13 +156,15 @@ def number_steps(raw, at, which, table, new, late, unsure, resets):
             return -1 - i
         over = raw[row + terminated_at] | raw[row + truncated_at]
         idle = reward == 0 and not over  # as a reset in next-step mode
-        goes_on = _same(state, table.ctypes.data + at_last + kept_at, width)
-        after_end = had_ended and goes_on and not _same(state, after, width)
-        broken = step > 0 and not had_ended and not goes_on
-        if late and after_end and not idle:
+        continues = _same(state, table.ctypes.data + at_last + kept_at, width)
+        after_end = had_ended and continues and not _same(state, after, width)
+        broken = step > 0 and not had_ended and not continues
+        if in_next_step and after_end and not idle:
             return -1 - i
-        resets[i] = late and idle and (had_ended and goes_on or unsure and (broken or unknown))
-        if after_end and not late and not over:
+        resets[i] = (
+            in_next_step and idle and (had_ended and continues or unsure and (broken or unknown))
+        )
+        if after_end and not in_next_step and not over:
             outcome |= AFTER_END
         if broken:
             restarts += 1
@@ -195,7 +178,6 @@ def number_steps(raw, at, which, table, new, late, unsure, resets):
         else:
             step, total = step + 1, total + reward
             outcome |= ENDED * (over != 0)
-            ints[(row + env_at) >> 2] = env_id
             ints[(row + episode_at) >> 2], ints[(row + step_at) >> 2] = episode, step
             floats[(row + total_at) >> 2] = total
         counts[EPISODE], counts[STEP], counts[OVER] = episode, step, over
@@ -221,6 +203,7 @@ class StepRows:
         self.dtype = None  # of the rows, from the first step on that was accepted
         self.number = {}  # env_id → its index in `table`
         self.table = None  # of `standing_dtype`: the counters and last observations
+        self._saved = None  # the same from a checkpoint
         self._names = None  # of the columns of steps
         self._n = -1  # how many environments stepped last; None: a single one, without an axis
         self._warned = set()
@@ -234,19 +217,18 @@ class StepRows:
     ) -> np.ndarray:  # the rows, valid until the next call; fewer if some only reset
         "Make rows of a step; they count when `done` is called"
         mode = as_mode(mode, who=self.who)
-        late = mode == AutoresetMode.NEXT_STEP
+        in_next_step = mode == AutoresetMode.NEXT_STEP
         self._write(values)
         rows = self.rows
         if self._of is None or type(env_id) is not int or self._of != env_id:
-            self._which = self._find(env_id, len(rows))
-            self._of = env_id
+            self._find(env_id, len(rows))
         outcome = number_steps(
             self.raw,
             self._at,
             self._which,
             self._table_bytes,
             self._new_bytes,
-            late,
+            in_next_step,
             self.unsure,
             self._resets,
         )
@@ -308,33 +290,30 @@ class StepRows:
             fill(self.who, field, x, k)
 
     def _open(self, values, n):
-        "Choose columns, and look up where the environments of the memory stand"
+        "Choose columns, and look up which environments are known"
         memory = self.memory()
         dtype = first_dtype(self.who, values, n)
         if self.continues and memory is not None:
             dtype = as_before(dtype, memory.dtype)
-        self._columns_are(dtype)
-        self._enter(self._stands_in(memory))
-
-    def _stands_in(self, memory):
-        none = np.zeros(0, self._standing)
-        found = none if memory is None else memory.last_steps()
-        if self.continues and found.dtype == none.dtype:
-            return found
-        stands = np.zeros(len(found), self._standing)
-        stands['env_id'] = found['env_id']
-        stands['counts'] = _FRESH
-        stands['counts'][:, EPISODE] = found['counts'][:, EPISODE]
-        return stands
-
-    def _columns_are(self, dtype):
         self._row = dtype
         self._standing = standing_dtype(dtype)
         self._names = [k for k in dtype.names if k not in _NUMBERED]
-        starts = (dtype.fields[k][1] for k in (*COUNTED, 'state', 'next_state'))
+        starts = (dtype.fields[k][1] for k in (*COUNTED, 'state', 'next_state') if k != 'env_id')
         kept = self._standing.itemsize, self._standing.fields['next_state'][1]
         self._at = np.array([dtype.itemsize, *starts, dtype['state'].itemsize, *kept])
         self._n = -1
+        known = self._saved
+        if known is None:
+            known = np.zeros(0, self._standing) if memory is None else memory.last_steps()
+        continues = self.continues or self._saved is not None
+        if not continues or known.dtype != self._standing:
+            # each begins its next episode
+            numbers = known['counts'][:, EPISODE]
+            ids = known['env_id']
+            known = np.zeros(len(ids), self._standing)
+            known['env_id'], known['counts'] = ids, _FRESH
+            known['counts'][:, EPISODE] = numbers
+        self._enter(known)
 
     def _make_room(self, n):
         "Make the rows for a step of `n` environments"
@@ -362,35 +341,36 @@ class StepRows:
                 remedy='give the same ones each time',
             )
 
-    def _find(self, env_id, n) -> np.ndarray:
-        "Return the indices of these environments in the table, which takes in new ones"
+    def _find(self, env_id, n):
+        "Look up these environments in the table, and enter new ones"
         a = np.asarray(env_id)
         ids = a + np.arange(n) if a.ndim == 0 and a.dtype.kind in 'iu' else a
         whole = a.dtype.kind in 'iu' and ids.shape == (n,) and len(set(ids.tolist())) == n
         if not whole or ids.min() < 0 or ids.max() >= MAX_ENVS:
             expected = f'a number below {MAX_ENVS}, or {n} different ones'
             raise BlockError(self.who, 'env_id', f'{env_id!r:.60}', expected)
-        new = [e for e in ids.tolist() if e not in self.number]
+        new = sum(e not in self.number for e in ids.tolist())
         used = len(self.number)
-        if used + len(new) > len(self.table):
-            stands = self.table[:used]
+        if used + new > len(self.table):
+            known = self.table[:used]
             if used > _MANY:  # forget those that have ended
-                stands = stands[(stands['counts'][:, OVER] != 1) | np.isin(stands['env_id'], ids)]
+                known = known[(known['counts'][:, OVER] != 1) | np.isin(known['env_id'], ids)]
                 self.unsure = True
-            self._enter(stands, len(new))
-            return self._find(env_id, n)
-        for e in new:
-            self.table['env_id'][len(self.number)] = e
-            self.number[e] = len(self.number)
-        return np.array([self.number[e] for e in ids.tolist()])
+            self._enter(known, new)
+        for e in ids.tolist():
+            at = self.number.setdefault(e, len(self.number))
+            self.table['env_id'][at] = e
+        self.new['env_id'] = self.rows['env_id'] = ids
+        self._which = np.array([self.number[e] for e in ids.tolist()])
+        self._of = env_id
 
-    def _enter(self, stands, more=0):
+    def _enter(self, known, more=0):
         "Make a table of these environments, with room for more"
-        used = len(stands)
-        self.table = np.zeros(2 * (used + more) + 1, stands.dtype)
+        used = len(known)
+        self.table = np.zeros(2 * (used + more) + 1, known.dtype)
         self.table['counts'] = _FRESH
-        self.table[:used] = stands
-        self.number = {e: i for i, e in enumerate(stands['env_id'].tolist())}
+        self.table[:used] = known
+        self.number = {e: i for i, e in enumerate(known['env_id'].tolist())}
         self._table_bytes, self._records = _bytes_and_records(self.table)
         self._of = None
 
@@ -447,7 +427,7 @@ class StepRows:
     def _put_final(self, rows, final_obs):
         "Write the last states of those that have ended"
         for i in np.flatnonzero(self.new['counts'][:, OVER]).tolist():
-            final = _of_env(final_obs, i, len(rows))
+            final = final_obs if self._n is None else _of_env(final_obs, i)
             if final is None:
                 raise BlockError(
                     self.who,
@@ -459,33 +439,47 @@ class StepRows:
             fill(self.who, rows['next_state'][i : i + 1], final, 'final_obs')
         self.new['next_state'] = rows['next_state']
 
+    @property
+    def used(self) -> bool:
+        "Return True if steps were counted, here or before a checkpoint"
+        return self.dtype is not None or self._saved is not None
+
     def snapshot(self) -> dict:  # plain data and tensors
-        "Save where each environment stands"
-        if self.dtype is None:
-            return dict(dtype=None, stands=None, unsure=self.unsure)
-        stands = self.table[: len(self.number)]
-        stands = stands[stands['counts'][:, EPISODE] > 0]
-        dtype = dtype_spec(self.dtype)
-        return dict(dtype=dtype, stands=pack(Steps(stands)), unsure=self.unsure)
+        "Return each environment's counters and last observation"
+        known = self._saved
+        if self.dtype is not None:
+            known = self.table[: len(self.number)]
+            known = known[known['counts'][:, EPISODE] > 0]
+        return dict(envs=known if known is None else pack(Steps(known)), unsure=self.unsure)
 
     def load(self, state):
         "Continue from what was saved; this object must be new"
-        form = dict(dtype=maybe(_row_dtype), stands=maybe(block), unsure=flag)
-        state = checked(self.who, form, state)
+        state = checked(self.who, dict(envs=maybe(block), unsure=flag), state)
         self.unsure |= state['unsure']
-        self.dtype = state['dtype']
-        if self.dtype is None:
+        if state['envs'] is None:
             return
-        stands = state['stands'] and state['stands'].rows
-        self._columns_are(self.dtype)
-        if stands is None or stands.dtype != self._standing or stands.ndim != 1:
-            raise StateError(self.who, 'saved environments that do not fit the rows')
-        stands['counts'][:, RESTARTS] = 0
-        ids, counts = stands['env_id'], np.delete(stands['counts'], TOTAL, 1)
-        numbers = np.isfinite(stands['counts']).all() and (0 <= counts).all()
-        if not numbers or (counts >= 2**31).any() or (ids < 0).any() or (ids >= MAX_ENVS).any():
+        saved = state['envs'].rows
+        names = saved.dtype.names
+        if (
+            saved.ndim != 1
+            or 'next_state' not in names
+            or saved.dtype != standing_dtype(saved.dtype)
+        ):
+            raise StateError(
+                self.who, 'saved environments', names, 'counters and last observations'
+            )
+        saved['counts'][:, RESTARTS] = 0
+        ids = saved['env_id']
+        counts = np.delete(saved['counts'], TOTAL, 1)
+        fits = (
+            min(ids.min(initial=0), counts.min(initial=0)) >= 0
+            and ids.max(initial=0) < MAX_ENVS
+            and counts.max(initial=0) < 2**31
+            and np.isfinite(saved['counts']).all()
+        )
+        if not fits:
             raise StateError(self.who, 'saved environments', 'counters out of range')
-        self._enter(stands)
+        self._saved = saved
 
 
 _FRESH = [0, 0, UNKNOWN, 0, 0]
@@ -505,35 +499,20 @@ _PLAIN = {
 def _bytes_and_records(stands):  # on the same memory; records are copied as wholes, which is fast
     return stands.view(np.uint8), stands.view(f'V{stands.itemsize}')
 
-
-def _row_dtype(x):  # a form
-    dtype, want = row_dtype(x), step_dtype(_ANY, _ANY)
-    wrong = [k for k in want.names if k not in dtype.names or k in COUNTED and dtype[k] != want[k]]
-    if wrong or dtype['state'] != dtype['next_state']:
-        raise Misfit(f'columns {", ".join(dtype.names)}', 'those that add_step makes')
-    return np.dtype([(n, dtype[n]) for n in dtype.names], align=True)
-
 # %% ../../nbs/replay/own_steps.ipynb #05e1f022
-def _of_env(x, i, n):
+def _of_env(x, i):
+    "Return one environment's part of a list or array, or of dicts and tuples of these"
     if isinstance(x, dict):
-        parts = {k: _of_env(v, i, n) for k, v in x.items()}
-        return None if any(p is None for p in parts.values()) else parts
-    if isinstance(x, tuple) and len(x) != n:
-        return tuple(_of_env(v, i, n) for v in x)
-    return (
-        x
-        if x is None
-        or n == 1
-        and not isinstance(x, (list, tuple))
-        and np.asarray(x).dtype != object
-        else x[i]
-    )
+        return {k: _of_env(v, i) for k, v in x.items()}
+    if isinstance(x, tuple):
+        return tuple(_of_env(v, i) for v in x)
+    return None if x is None else x[i]
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f025
 class OwnSteps(Pipe):
     "The first stage of a chain whose steps come from your own loop"
 
-    _buffers = 'rows', '_gate', '_waiting', '_memory'
+    _buffers = 'rows', '_refuse_nan', '_waiting', '_memory'
     # more may come after each pass
     data_ended = False
     takes_steps = True
@@ -548,7 +527,7 @@ class OwnSteps(Pipe):
         self._waiting = deque()
         self.proven = False  # did rows come through the chain?
         # before anything is counted
-        self._gate = BlockGate('OwnSteps', refuses=refuse_nan('OwnSteps'))
+        self._refuse_nan = refuse_nan('OwnSteps')
 
     def __iter__(self):
         while self._waiting:
@@ -583,7 +562,7 @@ class OwnSteps(Pipe):
     def give(self, steps):
         "Count rows that were taken, and let them wait for the chain"
         if len(steps):
-            self._gate.accept(*self._gate.check(steps))
+            self._refuse_nan(steps.rows)
             self._waiting.append(steps)
         self.rows.done()
 
@@ -596,7 +575,7 @@ class OwnSteps(Pipe):
 
     def check_state(self, state):
         state = checked('OwnSteps', dict(steps=anything, waiting=listed(block)), state)
-        used = self.rows.dtype is not None
+        used = self.rows.used
         rows = StepRows('OwnSteps', self._memory, continues=False, unsure=used)
         rows.load(state['steps'])
         return dict(state, steps=rows)

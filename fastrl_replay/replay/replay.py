@@ -179,7 +179,7 @@ class Replay(Pipe):
         )
         sampler = sampler.fresh(waits=view.follows, capacity=self.max_sz)
         view = view.fresh(memory, who)
-        used = '_steps' in vars(self) and self._steps.dtype is not None
+        used = '_steps' in vars(self) and self._steps.used
         steps = StepRows(who, lambda: memory, unsure=used)
         return dict(
             memory=memory,

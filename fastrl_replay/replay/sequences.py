@@ -41,8 +41,17 @@ class SequenceReplay(ReplayByKind):
         store: Store = None,  # how rows become bytes; None: whole rows in main memory
         **kwargs,  # of the sampler, and when a batch is due
     ):
-        self._keep_view(max_sz, length, burn_in, overlap, state, eta)
-        choice('SequenceReplay', 'initial', initial, ('largest', 'max_ever'))
+        who = 'SequenceReplay'
+        max_sz = whole(who, 'max_sz', max_sz, 1)
+        self.length = whole(who, 'length', length, 1, max_sz, f'at most max_sz={max_sz}')
+        half = self.length // 2
+        most = self.length - 1
+        self.burn_in = half if burn_in is None else whole(who, 'burn_in', burn_in, 0, most)
+        self.overlap = half if overlap is None else whole(who, 'overlap', overlap, 0, most)
+        self.state = choice(who, 'state', state, ('stored', 'zero'))
+        self.eta = eta
+        number(who, 'eta', eta, high=1)
+        choice(who, 'initial', initial, ('largest', 'max_ever'))
         super().__init__(
             source,
             bs,
@@ -59,48 +68,30 @@ class SequenceReplay(ReplayByKind):
         # the repr has `kind`
         self.prioritized, self._given['prioritized'] = self.kind != 'uniform', True
 
-    def _keep_view(self, max_sz, length, burn_in, overlap, state, eta):
-        "Keep what the view is made of, if it fits together"
-        who = 'SequenceReplay'
-        max_sz = whole(who, 'max_sz', max_sz, 1)
-        length = whole(who, 'length', length, 1, max_sz, f'at most max_sz={max_sz}')
-        burn_in, overlap = (
-            length // 2 if x is None else whole(who, what, x, 0, length - 1)
-            for what, x in dict(burn_in=burn_in, overlap=overlap).items()
-        )
-        number(who, 'eta', eta, high=1)
-        self.length = length
-        self.burn_in = burn_in
-        self.overlap = overlap
-        self.state = choice(who, 'state', state, ('stored', 'zero'))
-        self.eta = eta
-
     def stats(self) -> dict:  # numbers by name
         "Return counts, mean length of sequences, share of padding, effective sample size"
         with self.lock:
             self._catch_up()
             counts = Replay.stats(self)
-            m = self.memory
             keys = self.view.keys
+            counts.update(
+                sequences=len(keys),
+                steps_mean=0.0,
+                padded=0.0,
+                ess=0.0,
+                never_drawn=0.0,
+                drawn_max=0,
+            )
             if not len(keys):
-                return dict(
-                    counts,
-                    sequences=0,
-                    steps_mean=0.0,
-                    padded=0.0,
-                    ess=0.0,
-                    never_drawn=0.0,
-                    drawn_max=0,
-                )
+                return counts
             mean = float(self.view.lengths(keys).mean())
             p = self.sampler.probabilities()
-            drawn = m.times_drawn[keys - m.oldest]
-        return dict(
-            counts,
-            sequences=len(keys),
+            drawn = self.memory.times_drawn[keys - self.memory.oldest]
+        counts.update(
             steps_mean=mean,
             padded=1 - mean / self.length,
             ess=0.0 if p is None or not len(p) else float(1 / (p**2).sum()),
             never_drawn=float((drawn == 0).mean()),
             drawn_max=int(drawn.max()),
         )
+        return counts

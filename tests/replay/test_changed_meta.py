@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from fastrl_replay.all import Rows, SequenceReplay
-from fastrl_replay.steps.errors import StateError
 
 
-def test_columns_of_steps_that_do_not_fit_the_rows(tmp_path):
+def test_states_of_sequences_that_are_none(tmp_path):
     "Kernels would write outside of arrays"
 
     def opened():
@@ -17,19 +16,17 @@ def test_columns_of_steps_that_do_not_fit_the_rows(tmp_path):
 
     def add(replay, n):
         for i in range(n):
-            replay.add_step(np.full(4, i), 0, 1.0, np.full(4, i + 1), False)
+            hidden = np.ones(4, np.float32)
+            replay.add_step(np.full(4, i), 0, 1.0, np.full(4, i + 1), False, hidden=hidden)
 
     replay = opened()
     add(replay, 20)
     replay.close()
     path = tmp_path / 'meta.json'
     meta = json.loads(path.read_text())
-    text = json.dumps(meta['steps'])
+    text = json.dumps(meta['sequences'])
     assert '[4]' in text
-    path.write_text(json.dumps(dict(meta, steps=json.loads(text.replace('[4]', '[0]', 1)))))
-    with pytest.raises(StateError, match='steps'):
+    changed = json.loads(text.replace('[4]', '[-4]', 1))
+    path.write_text(json.dumps(dict(meta, sequences=changed)))
+    with pytest.raises(ValueError, match='sequences'):
         add(opened(), 1)
-    path.write_text(json.dumps(meta))
-    replay = opened()
-    add(replay, 20)
-    assert len(replay.memory) == 40

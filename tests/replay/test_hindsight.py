@@ -189,7 +189,7 @@ def test_other_processes_are_not_asked():
         .hindsight_replay(bs=2, max_sz=50)
     )
     try:
-        with pytest.raises(ArgumentError, match='environments are stepped in other processes'):
+        with pytest.raises(ArgumentError, match='no environments above'):
             next(iter(pipe))
     finally:
         pipe.close()
@@ -228,7 +228,7 @@ def test_rewards_that_another_wrapper_has_changed():
 @pytest.mark.parametrize(
     'wrong, words',
     [
-        (lambda a, d, i: 1.0, r'float64 \[\]'),
+        (lambda a, d, i: 1.0, 'other rewards'),
         (lambda a, d, i: np.full(len(a), np.nan), 'expected a finite number'),
         (lambda a, d, i: np.array(['x'] * len(a)), '<U1'),
     ],
@@ -294,7 +294,7 @@ def test_a_checkpoint_of_other_settings():
     a.add(Episodes(1).block([(0, None)] * 4))
     for kw in dict(share=0.5), dict(strategy='final'):
         b = made(**kw)
-        with pytest.raises(StateError, match='other settings'):
+        with pytest.raises(StateError, match='settings'):
             b.load_state_dict(everything(a))
         assert len(b) == 0
 

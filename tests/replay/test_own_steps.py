@@ -119,7 +119,7 @@ def test_dicts_and_columns():
 
 
 BAD = [
-    (dict(obs=[1.0, 2.0, 3.0]), r'state: another shape than at the first call; got \[3\]'),
+    (dict(obs=[1.0, 2.0, 3.0]), r'shape of state; got \[3\]'),
     (dict(action=0.5), 'action: another kind than at the first call; got float32; expected int64'),
     (dict(terminated=2), 'terminated: a number that does not fit; got 2; expected bool'),
     (dict(next_obs=dict(a=1)), 'next_state'),

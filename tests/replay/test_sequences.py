@@ -56,21 +56,30 @@ class Model:
         self.rows, self.seqs, self.p, self.stale, self.drawn = [], {}, {}, 0, set()
         # env: [its keys, where the next sequence starts, where the last one ended]
         self.running = {}
+        self.newest = {}  # env: its newest key
 
     def oldest(self):
         return max(0, len(self.rows) - self.max_sz)
 
     def add(self, rows):
         found = []
-        for r in rows:
+        for i, r in enumerate(rows):
             env = int(r['env_id'])
+            key = len(self.rows)
+            # an episode of which no row is left, or that is in a block larger than the memory
+            lost = i < len(rows) - self.max_sz
+            if lost or key - self.newest.get(env, key) >= self.max_sz:
+                self.running.pop(env, None)
+            self.newest[env] = key
+            self.rows.append(r)
+            if lost:
+                continue
             if env in self.running:
                 last = self.rows[self.running[env][0][-1]]
                 if r['step_n'] == 1 or r['episode_n'] != last['episode_n']:
                     found += self.end(env)
             keys, start, _ = lane = self.running.setdefault(env, [[], 0, 0])
-            keys.append(len(self.rows))
-            self.rows.append(r)
+            keys.append(key)
             if len(keys) == start + self.length:
                 found.append(keys[start:])
                 lane[1:] = start + self.length - self.overlap, len(keys)
@@ -555,7 +564,7 @@ def test_a_checkpoint_of_other_settings_changes_nothing():
     for kw in dict(max_sz=5), dict(length=5), dict(overlap=1), dict(alpha=0.5), dict(state='zero'):
         other = made(numbered(20), **kw)
         before = everything(other)
-        with pytest.raises(ValueError, match='checkpoint of|more rows'):
+        with pytest.raises(ValueError, match='settings|checkpoint of|more rows'):
             other.load_state_dict(saved)
         assert same(everything(other), before)
     with pytest.raises(ValueError, match='belongs to another stage'):
