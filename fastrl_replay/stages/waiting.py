@@ -231,7 +231,6 @@ class Waiting:
     def end(self):
         "The stream has ended: no episode runs now"
         self.held[2][:] = 0
-        self.gate.ended()
 
     def snapshot(self) -> dict:  # plain data and tensors
         "Return the slots of running episodes and how many steps each has; None: no columns yet"
