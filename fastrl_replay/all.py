@@ -111,7 +111,7 @@ from .parallel.prefetch import Prefetch
 from .parallel.ranks import RankError, Ranks, RankWeights, Rounds
 
 # %% ../nbs/all.ipynb #0675b589
-__all__ += [
+__all__ = [
     'ActionError',
     'ArgumentError',
     'ArgumentTypeError',

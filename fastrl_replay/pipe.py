@@ -28,7 +28,7 @@ from fastrl_replay.steps.errors import (
     in_words,
     problem,
 )
-from .steps.states import Saves, anything, checked, flag, integer, text
+from .steps.states import Saves, anything, checked, integer, text
 
 # %% ../nbs/pipe.ipynb #2b783269
 _passes = count(1)
@@ -69,21 +69,6 @@ def _one_at_a_time(
 _THEIRS = dict(
     batch_size='bs', buffer_size='max_sz', learning_rate='lr', learning_starts='warmup', n_steps='n'
 )
-
-
-class _NoAttribute(AttributeError):
-    "A missing attribute; its message, which names the nearest one, is made when it is read"
-
-    def __init__(self, pipe, name):
-        super().__init__(name)
-        self.pipe = pipe
-
-    def __str__(self):
-        near = did_you_mean(self.args[0], dir(self.pipe))
-        return problem(type(self.pipe).__name__, f'no attribute {self.args[0]!r}{near}')
-
-    def __reduce__(self):
-        return AttributeError, (str(self),)  # a worker sends what can be pickled
 
 # %% ../nbs/pipe.ipynb #350ab425
 class Pipe(IterDataPipe, Saves):
@@ -127,12 +112,6 @@ class Pipe(IterDataPipe, Saves):
         if '__iter__' in vars(cls):
             cls.__iter__ = _one_at_a_time(vars(cls)['__iter__'])
 
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)  # torch's chained methods
-        except AttributeError:
-            raise _NoAttribute(self, name) from None
-
     def check_state(self, state: dict):
         "Return what `restore` takes for this snapshot (None: the snapshot), or raise `StateError`"
         if type(self).snapshot is Saves.snapshot:
@@ -147,9 +126,6 @@ class Pipe(IterDataPipe, Saves):
 
     def _rewind(self):
         "Let the next pass begin at the start; for a stage that has a position in the pass"
-
-    def _leave(self):
-        "The pass was left: the next one begins at the start, or where a restored one goes on"
 
     def _open(self):
         "Open now what the first item would open; what is open already stays"
@@ -172,18 +148,11 @@ class Pipe(IterDataPipe, Saves):
     def state_dict(self) -> dict:  # plain data and tensors; torch.load(weights_only=True) reads it
         "The state of this stage and of all stages above it"
         self._tell_worker()
-        return self._chain_state(0)
-
-    def _chain_state(self, begun):  # the number of the last pass that was begun below
-        mine = self._valid_iterator_id or 0
-        if mine < begun:
-            self._leave()
         up = self._upstream()
-        begun = max(begun, mine)
         return dict(
             stage=type(self).__name__,
             own=self.snapshot(),
-            above=None if up is None else up._chain_state(begun),
+            above=None if up is None else up.state_dict(),
         )
 
     def load_state_dict(
@@ -363,7 +332,7 @@ def as_pipe(
         return MapToIterConverter(source)
     nodes = sys.modules.get('torchdata.nodes')  # who has a node has imported them
     if nodes and isinstance(source, nodes.BaseNode):
-        return Items(_Node(source))
+        return Items(nodes.Loader(source, restart_on_stop_iteration=False))
     if source is None or isinstance(source, Steps):
         return Items([] if source is None else [source])
     if hasattr(source, '__iter__') and not isinstance(source, type):
@@ -444,9 +413,6 @@ class Holding(Pipe):
     def _rewind(self):
         self._at_end = self._resume_end = False
 
-    def _leave(self):
-        self._at_end = self._resume_end
-
     def _stand(self, at_end):
         self._at_end = self._resume_end = at_end
 
@@ -501,9 +467,6 @@ class Positioned(Pipe):
 
     def _rewind(self):
         self.place = self._resume = 0
-
-    def _leave(self):
-        self.place = self._resume
 
     def _start(self):  # where this pass begins
         self.place = self._resume
@@ -603,16 +566,6 @@ class Items(Positioned):
             raise StateError('Items', 'the source refuses its saved state', in_words(e)) from e
         super().restore(dict(place=state['place']))
 
-    def _rewind(self):
-        super()._rewind()
-        if isinstance(self.items, _Node):
-            self.items.rewind()
-
-    def _leave(self):
-        super()._leave()
-        if isinstance(self.items, _Node):
-            self.items.leave()
-
     def __repr__(self):
         n = type(self.items).__name__
         # a DataLoader would begin to count
@@ -621,43 +574,6 @@ class Items(Positioned):
         except TypeError:
             pass
         return f'Items({n})' if self.at_end == 'keep' else f'Items({n}, at_end={self.at_end!r})'
-
-# %% ../nbs/pipe.ipynb #e06b4463
-class _Node:
-    "A node of torchdata as an iterable that saves itself"
-
-    def __init__(self, node):
-        self.node = node
-        self._loaded = None
-        self._over = False
-
-    def __iter__(self):
-        loaded = self._loaded
-        self._loaded = None
-        try:
-            self.node.reset(loaded and loaded['node'])
-        except Exception as e:
-            if loaded is None:
-                raise
-            raise StateError('Items', 'the node refuses its saved state', in_words(e)) from e
-        if loaded and loaded['over']:
-            self.node.reset()
-        self._over = False
-        yield from self.node
-        self._over = True
-
-    def state_dict(self):
-        return self._loaded or dict(node=self.node.state_dict(), over=self._over)
-
-    def load_state_dict(self, state):
-        self._loaded = checked('Items', dict(node=anything, over=flag), state)
-
-    def rewind(self):
-        self._over = True
-        self._loaded = self._loaded and dict(self._loaded, over=True)
-
-    def leave(self):
-        self._over = True  # where it was restored, that counts
 
 # %% ../nbs/pipe.ipynb #a5dccac7
 def as_method(
@@ -684,13 +600,9 @@ def stage(
     "Make a stage class callable as a method of every pipe"
 
     def register(cls):
-        known = IterDataPipe.functions.get(name)
-        owner = getattr(
-            getattr(known, 'stage', None),
-            '__name__',
-            "one of torch's pipes" if known else 'Pipe itself',
-        )
-        if (known or hasattr(Pipe, name)) and owner != cls.__name__:
+        taken = IterDataPipe.functions.get(name, getattr(Pipe, name, None))
+        owner = getattr(getattr(taken, 'stage', taken), '__name__', name)
+        if taken and owner != cls.__name__:
             raise ArgumentError('stage', f'the name {name!r} is taken', cls.__name__, owner)
         as_method(name, cls)
         IterDataPipe.functions[name] = getattr(Pipe, name)

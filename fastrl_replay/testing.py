@@ -15,7 +15,7 @@ from gymnasium.vector import SyncVectorEnv
 from .steps.core import Steps
 from .steps.errors import ArgumentError
 from .steps.row_dtypes import step_dtype
-from .pipe import Items, Pipe, upstream
+from .pipe import Items, upstream
 from .generic import Cycler, Header
 from .steps.states import Saves, flag, integer
 
@@ -267,24 +267,6 @@ def _check_pickles(make, n):
         'name its buffers in _buffers'
     )
 
-# %% ../nbs/testing.ipynb #08a54172
-class _Echo(Pipe):
-    "After each item the word 'again', in the next pass if this one is left"
-
-    saved = dict(due=flag)
-    takes_any_item = True
-    due = False
-
-    def __iter__(self):
-        if self.due:
-            self.due = False
-            yield 'again'
-        for item in self.source:
-            self.due = True
-            yield item
-            self.due = False
-            yield 'again'
-
 # %% ../nbs/testing.ipynb #de1862a6
 def _check_ways(make, n):
     def passes(a):
@@ -306,7 +288,6 @@ def _check_ways(make, n):
     a = Header(make(n), 99)
     assert same(passes(a), alone), f'{a!r}: gives other items under header than alone'
     _check_continues(lambda n: Header(make(n), 99), n, [(4, 2)])
-    _check_continues(lambda n: _Echo(make(n)), n, [(3, 1)])
 
 # %% ../nbs/testing.ipynb #cc2c0ff8
 class _Copies:
