@@ -269,7 +269,7 @@ class Links:
             form['drawn'] = array(np.int32, None)
         saved = checked(self.who, form, state)
         (inserted, oldest, *_), last_key = saved['counters'], saved['last_key']
-        envs = Environments(len(last_key))
+        envs = Environments(len(last_key), saved['env_ids'].max(initial=-1) + 1)
         envs.admit(saved['env_ids'])
         fits = (
             saved['base'] <= oldest <= inserted <= oldest + self.max_sz
