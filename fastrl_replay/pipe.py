@@ -127,6 +127,9 @@ class Pipe(IterDataPipe, Saves):
     def _rewind(self):
         "Let the next pass begin at the start; for a stage that has a position in the pass"
 
+    def _leave(self):
+        "The pass was left: the next one begins at the start, or where a restored one goes on"
+
     def _open(self):
         "Open now what the first item would open; what is open already stays"
 
@@ -148,11 +151,18 @@ class Pipe(IterDataPipe, Saves):
     def state_dict(self) -> dict:  # plain data and tensors; torch.load(weights_only=True) reads it
         "The state of this stage and of all stages above it"
         self._tell_worker()
+        return self._chain_state(0)
+
+    def _chain_state(self, begun):  # the number of the last pass that was begun below
+        mine = self._valid_iterator_id or 0
+        if mine < begun:
+            self._leave()
         up = self._upstream()
+        begun = max(begun, mine)
         return dict(
             stage=type(self).__name__,
             own=self.snapshot(),
-            above=None if up is None else up.state_dict(),
+            above=None if up is None else up._chain_state(begun),
         )
 
     def load_state_dict(
@@ -413,6 +423,9 @@ class Holding(Pipe):
     def _rewind(self):
         self._at_end = self._resume_end = False
 
+    def _leave(self):
+        self._at_end = self._resume_end
+
     def _stand(self, at_end):
         self._at_end = self._resume_end = at_end
 
@@ -467,6 +480,9 @@ class Positioned(Pipe):
 
     def _rewind(self):
         self.place = self._resume = 0
+
+    def _leave(self):
+        self.place = self._resume
 
     def _start(self):  # where this pass begins
         self.place = self._resume

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, IterDataPipe
 
 from fastrl_replay.all import *
 from fastrl_replay.generic import Filter, Map, TypeTransformLoop, dp
-from fastrl_replay.pipe import as_pipe
+from fastrl_replay.pipe import Positioned, as_pipe
+from fastrl_replay.steps.states import anything
 from fastrl_replay.testing import same, through_file
 from scripted import modules
 
@@ -148,6 +149,56 @@ def test_a_chain_saved_between_passes_goes_on_with_whole_ones(chain):
     b.load_state_dict(through_file(a.state_dict()))
     assert list(b) in (whole, [])
     assert list(b) == list(a) == whole
+
+
+class Twice(Positioned):
+    "Each item twice; the second one may be left for the next pass"
+
+    saved = dict(place=anything)
+    place = ''
+
+    def __iter__(self):
+        if self.place:
+            item = self.place
+            self.place = ''
+            yield item
+        for item in self.source:
+            self.place = item
+            yield item
+            self.place = ''
+            yield item
+
+    def _rewind(self):
+        pass
+
+    def _leave(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    'above',
+    [
+        lambda: Items('abcd'),
+        lambda: Items('ab').cycle(2),
+        lambda: dp.iter.Mapper(Items('abcd'), up),
+        lambda: Items('abcd').in_memory_cache(),
+    ],
+    ids=['items', 'cycle', "torch's map", 'cache'],
+)
+@pytest.mark.parametrize('left', [1, 2])
+def test_what_a_pass_left_comes_first_in_a_restored_chain_too(above, left):
+    """After a pass is left, the next one gives what it left, and is saved before it asks for more.
+
+    Then it begins at the start of the source."""
+    a, b = Twice(above()).map(up), Twice(above()).map(up)
+    list(islice(a, left))
+    it = iter(a)
+    first = next(it)
+    b.load_state_dict(through_file(a.state_dict()))
+    rest = list(it)
+    assert list(b) == rest
+    assert len([first, *rest]) == len(list(above())) * 2 + left % 2
+    assert list(a) == list(b)
 
 
 @pytest.mark.parametrize('k', [0, 2, 4])
