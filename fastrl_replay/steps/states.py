@@ -323,8 +323,6 @@ class Saves:
             x = getattr(self, name)
             if isinstance(x, np.random.Generator):
                 x = x.bit_generator.state
-            elif isinstance(x, np.ndarray):
-                x = torch.from_numpy(x.copy())
             state[name] = x
         return state
 
@@ -345,8 +343,6 @@ class Saves:
         for name, x in state.items():
             if isinstance(x, np.random.Generator):
                 getattr(self, name).bit_generator.state = x.bit_generator.state
-            elif isinstance(x, np.ndarray):
-                getattr(self, name)[...] = x
             else:
                 setattr(self, name, x)
 
