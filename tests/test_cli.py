@@ -228,19 +228,6 @@ def test_a_recipe_of_the_working_directory_is_known(capsys, tmp_path, monkeypatc
     assert "did you mean 'mine'" in here(capsys, 'train', 'mein', status=2)
 
 
-def test_mistyped_commands_and_recipes_import_nothing_heavy(tmp_path):
-    program = """
-import sys
-from fastrl_replay.cli import main
-for line in 'trian cartpole', 'train cartpoel', 'recipes':
-    main(line.split())
-assert not {'torch', 'numba'} & {*sys.modules}"""
-    run = [sys.executable, '-c', program]
-    r = subprocess.run(run, text=True, capture_output=True, timeout=300, cwd=tmp_path)
-    assert r.returncode == 0 and len(r.stderr.splitlines()) == 2, r.stderr
-    assert "did you mean 'cartpole'" in r.stderr and r.stdout.startswith('cartpole ')
-
-
 def test_typed_alone_it_tells_what_to_type(capsys):
     "A newcomer's first line"
     assert 'fastrl-replay train cartpole' in here(capsys)
