@@ -2,7 +2,7 @@
 
 import io, json, multiprocessing, os, re, shutil, signal, subprocess, sys, time
 
-import numpy as np, pytest, torch
+import numpy as np, pytest
 
 from fastrl_replay import cli
 from fastrl_replay.app import commands
@@ -13,7 +13,7 @@ from fastrl_replay.app.runs import resume, start
 from fastrl_replay.app.saved_policies import load_checkpoint
 from fastrl_replay.cli import main
 from fastrl_replay.pipe import upstream
-from fastrl_replay.steps.core import Steps
+from fastrl_replay.steps.core import Steps, unpack
 from fastrl_replay.steps.row_dtypes import spec_dtype
 from fastrl_replay.learning.settings import SettingsError
 from fastrl_replay.testing import same
@@ -69,9 +69,9 @@ def everything(out):
             if 'rows' in m and m.get('dtype'):
                 m['rows'] = Steps(m['rows'].numpy().reshape(-1).view(spec_dtype(m['dtype'])))
         held = stage['own'].get('held', {})
-        if held.get('dtype'):  # rows that wait, in any order of environments
-            there = torch.arange(held['rows'].shape[1]) < held['counts'][:, None]
-            rows = held['rows'][there].numpy().reshape(-1).view(spec_dtype(held['dtype']))
+        if held.get('rows'):  # rows that wait, in any order of environments
+            rows = unpack(held['rows']).rows
+            rows = rows[np.arange(rows.shape[1]) < held['counts'].numpy()[:, None]]
             stage['own']['held'] = Steps(rows[np.lexsort((rows['step_n'], rows['env_id']))])
         stage = stage['above']
     return top
