@@ -37,9 +37,8 @@ class RowLayout:
     ):
         self.dtype, places = row_places(who, dtype, EPISODE)
         n = dtype['n'] if 'n' in dtype.names else None
-        if n is not None and n not in (np.int32, np.int64) and not strict:
-            n = None
-        if n is not None and n not in (np.int32, np.int64):
+        counts = n in (np.int32, np.int64)
+        if strict and n is not None and not counts:
             raise BlockError(
                 who,
                 "column 'n'",
@@ -47,9 +46,7 @@ class RowLayout:
                 'int32 or int64, the steps that an n-step row spans',
                 'rename a column that means something else',
             )
-        self.at = np.array(
-            [self.dtype.itemsize, *places, -1 if n is None else dtype.fields['n'][1]]
-        )
+        self.at = np.array([self.dtype.itemsize, *places, dtype.fields['n'][1] if counts else -1])
 
 # %% ../../nbs/steps/episodes.ipynb #99c608a9
 _u = np.uint64  # unsigned places spare kernels a test for negative ones

@@ -261,13 +261,7 @@ def array(
         if high is not None:
             bad |= ~(a <= high)
         if bad.any():
-            least, most = (
-                'any' if limit is None else np.broadcast_to(limit, a.shape)[bad][0]
-                for limit in (low, high)
-            )
-            raise Misfit(
-                f'{a[bad][0]} among {described(x)}', f'there a number from {least} to {most}'
-            )
+            raise Misfit(f'{a[bad][0]} among {described(x)}', f'numbers from {low} to {high}')
         return a
 
     return form
