@@ -3281,7 +3281,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastrl_replay.pipe.Pipe.__init__': ('pipe.html#pipe.__init__', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Pipe.__init_subclass__': ( 'pipe.html#pipe.__init_subclass__',
                                                                                    'fastrl_replay/pipe.py'),
-                                    'fastrl_replay.pipe.Pipe.__new__': ('pipe.html#pipe.__new__', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Pipe.__repr__': ('pipe.html#pipe.__repr__', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Pipe.__setstate__': ('pipe.html#pipe.__setstate__', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Pipe.__str__': ('pipe.html#pipe.__str__', 'fastrl_replay/pipe.py'),

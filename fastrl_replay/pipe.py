@@ -24,7 +24,6 @@ from fastrl_replay.steps.errors import (
     Explained,
     StateError,
     choice,
-    did_you_mean,
     in_words,
     problem,
 )
@@ -64,12 +63,6 @@ def _one_at_a_time(
 
     return one_pass
 
-# %% ../nbs/pipe.ipynb #ec516b38
-# what other libraries call arguments: ours
-_THEIRS = dict(
-    batch_size='bs', buffer_size='max_sz', learning_rate='lr', learning_starts='warmup', n_steps='n'
-)
-
 # %% ../nbs/pipe.ipynb #350ab425
 class Pipe(IterDataPipe, Saves):
     "The base of every stage: takes items from `source`, yields items"
@@ -87,19 +80,6 @@ class Pipe(IterDataPipe, Saves):
     source_elsewhere = False
     draws_batches = False  # True: a replay, whose batches a thread may draw
     _worker_here = None  # which copy it was told that it is, and in which process
-
-    def __new__(cls, *args, **kwargs):
-        _, *parameters = inspect.signature(cls.__init__).parameters.values()
-        names = [p.name for p in parameters]
-        wrong = next((n for n in kwargs if n not in names), None)
-        if wrong and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            near = did_you_mean(_THEIRS.get(wrong, wrong), names)
-            raise ArgumentTypeError(
-                cls.__name__,
-                f'unexpected keyword argument {wrong!r}{near}',
-                expected=f'one of {", ".join(names)}',
-            )
-        return super().__new__(cls)
 
     def __init__(
         self,

@@ -363,7 +363,7 @@ def test_torchs_map_is_for_torchs_pipes():
 @pytest.mark.parametrize(
     'wrong, says',
     [
-        (lambda: Items('ab').map(up, input_col=0), "Map: unexpected keyword argument 'input_col'"),
+        (lambda: Items('ab').map(up, input_col=0), "Map.*unexpected keyword argument 'input_col'"),
         (lambda: Items('ab').map(None), 'Map: fn; got NoneType; expected a function of one item'),
     ],
 )
@@ -502,20 +502,3 @@ def test_a_chain_is_shown_as_it_was_written():
         '  .Batcher(batch_size=2)',
         '  .header(limit=4)',
     ]
-
-
-@pytest.mark.parametrize(
-    'make, says',
-    [
-        (
-            lambda: Items([]).experience_replay(batch_size=2),
-            "ExperienceReplay: .*'batch_size'.*'bs'",
-        ),
-        (lambda: Items([]).n_step(n_steps=3), "did you mean 'n'"),
-        (lambda: GymStepper('CartPole-v1', sede=1), "did you mean 'seed'"),
-        (lambda: Items([]).header(xyz=1), "'xyz'; expected one of source, limit"),
-    ],
-)
-def test_unknown_arguments_name_the_nearest_one(make, says):
-    with pytest.raises(TypeError, match=says):
-        make()
