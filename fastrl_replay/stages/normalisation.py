@@ -51,14 +51,14 @@ class Moments(nn.Module):
         n = len(x)
         if not n:
             return
-        x = torch.as_tensor(x, dtype=torch.float64, device=self.mean.device)
-        before = self.count.clone()
-        self.count += n
-        mean = x.mean(0)
-        away = mean - self.mean
-        squares = ((x - mean) ** 2).sum(0) + away**2 * before * n / self.count
-        self.mean += away * n / self.count
-        self.var.copy_((self.var * before + squares) / self.count)
+        x = np.asarray(x, np.float64)
+        mean, var, count = (b.cpu().numpy() for b in (self.mean, self.var, self.count))
+        total = count + n
+        away = x.mean(0) - mean
+        squares = x.var(0) * n + away**2 * count * n / total
+        self.var.copy_(torch.as_tensor((var * count + squares) / total))
+        self.mean.copy_(torch.as_tensor(mean + away * n / total))
+        self.count.copy_(torch.as_tensor(total))
 
     def std(self, eps: float) -> torch.Tensor:
         return (self.var + eps).sqrt()
