@@ -8,10 +8,9 @@ __all__ = ['OPTIONS', 'COMMANDS', 'WELCOME', 'main']
 # %% ../nbs/cli.ipynb #c71d5832
 import argparse, os, re, signal, sys, traceback
 from contextlib import contextmanager
-from pathlib import Path
 from . import __version__
 from .steps.errors import EnvError, Explained, did_you_mean
-from .learning.settings import SettingsError, about, nearest, recipe_list, shipped
+from .learning.settings import SettingsError, nearest
 
 # %% ../nbs/cli.ipynb #4c19befa
 def _count(text):
@@ -272,26 +271,10 @@ def _do(args):
     if args[0][:1] != '-':
         nearest('fastrl-replay', 'command', args[0], COMMANDS)
     args = _parser().parse_args(args)
-    if _told(args):
-        return 0
     # torch and numba, which it needs, take seconds to import
     from fastrl_replay.app.commands import RUN
 
     return RUN[args.command](args) or 0
-
-# %% ../nbs/cli.ipynb #9b839502
-def _told(args):
-    "List the recipes, or reject an unknown one, if the library's settings.ini is the only one"
-    # there may be others
-    if 'settings' not in vars(args) or args.settings or Path('settings.ini').exists():
-        return False
-    own = shipped()
-    if args.recipe and not getattr(args, 'resume', None):
-        nearest('recipes', 'recipe', args.recipe, own)
-    if args.command != 'recipes' or args.recipe:
-        return False
-    print(recipe_list((name, about(own, name)) for name in own))
-    return True
 
 # %% ../nbs/cli.ipynb #6f455a25
 def _end_by_signal():

@@ -75,23 +75,8 @@ class Filter(Map):
 
     def __iter__(self):
         for item in self.source:
-            if self._stays(item):
+            if self.fn(item):
                 yield item
-
-    def _stays(self, item):
-        answer = self.fn(item)
-        if type(answer) is bool:
-            return answer
-        if getattr(answer, 'shape', None) == () and str(answer.dtype) in ('bool', 'torch.bool'):
-            return bool(answer)
-        shape = f' {list(answer.shape)}' if hasattr(answer, 'shape') else ''
-        raise ArgumentTypeError(
-            'Filter',
-            'what its function says of an item',
-            f'{type(answer).__name__}{shape}',
-            'True or False',
-            'to leave out rows of a block, use .map(lambda steps: steps[steps.reward > 0])',
-        )
 
 
 as_method('filter', Filter)

@@ -24,11 +24,10 @@ from fastrl_replay.steps.errors import (
     Explained,
     StateError,
     choice,
-    did_you_mean,
     in_words,
     problem,
 )
-from .steps.states import Saves, anything, checked, flag, integer, text
+from .steps.states import Saves, anything, checked, integer, text
 
 # %% ../nbs/pipe.ipynb #2b783269
 _passes = count(1)
@@ -64,27 +63,6 @@ def _one_at_a_time(
 
     return one_pass
 
-# %% ../nbs/pipe.ipynb #ec516b38
-# what other libraries call arguments: ours
-_THEIRS = dict(
-    batch_size='bs', buffer_size='max_sz', learning_rate='lr', learning_starts='warmup', n_steps='n'
-)
-
-
-class _NoAttribute(AttributeError):
-    "A missing attribute; its message, which names the nearest one, is made when it is read"
-
-    def __init__(self, pipe, name):
-        super().__init__(name)
-        self.pipe = pipe
-
-    def __str__(self):
-        near = did_you_mean(self.args[0], dir(self.pipe))
-        return problem(type(self.pipe).__name__, f'no attribute {self.args[0]!r}{near}')
-
-    def __reduce__(self):
-        return AttributeError, (str(self),)  # a worker sends what can be pickled
-
 # %% ../nbs/pipe.ipynb #350ab425
 class Pipe(IterDataPipe, Saves):
     "The base of every stage: takes items from `source`, yields items"
@@ -103,19 +81,6 @@ class Pipe(IterDataPipe, Saves):
     draws_batches = False  # True: a replay, whose batches a thread may draw
     _worker_here = None  # which copy it was told that it is, and in which process
 
-    def __new__(cls, *args, **kwargs):
-        _, *parameters = inspect.signature(cls.__init__).parameters.values()
-        names = [p.name for p in parameters]
-        wrong = next((n for n in kwargs if n not in names), None)
-        if wrong and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            near = did_you_mean(_THEIRS.get(wrong, wrong), names)
-            raise ArgumentTypeError(
-                cls.__name__,
-                f'unexpected keyword argument {wrong!r}{near}',
-                expected=f'one of {", ".join(names)}',
-            )
-        return super().__new__(cls)
-
     def __init__(
         self,
         source=None,  # a pipe, or any iterable of items; None: nothing comes
@@ -126,12 +91,6 @@ class Pipe(IterDataPipe, Saves):
         super().__init_subclass__(**kw)
         if '__iter__' in vars(cls):
             cls.__iter__ = _one_at_a_time(vars(cls)['__iter__'])
-
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)  # torch's chained methods
-        except AttributeError:
-            raise _NoAttribute(self, name) from None
 
     def check_state(self, state: dict):
         "Return what `restore` takes for this snapshot (None: the snapshot), or raise `StateError`"
@@ -363,7 +322,7 @@ def as_pipe(
         return MapToIterConverter(source)
     nodes = sys.modules.get('torchdata.nodes')  # who has a node has imported them
     if nodes and isinstance(source, nodes.BaseNode):
-        return Items(_Node(source))
+        return Items(nodes.Loader(source, restart_on_stop_iteration=False))
     if source is None or isinstance(source, Steps):
         return Items([] if source is None else [source])
     if hasattr(source, '__iter__') and not isinstance(source, type):
@@ -603,16 +562,6 @@ class Items(Positioned):
             raise StateError('Items', 'the source refuses its saved state', in_words(e)) from e
         super().restore(dict(place=state['place']))
 
-    def _rewind(self):
-        super()._rewind()
-        if isinstance(self.items, _Node):
-            self.items.rewind()
-
-    def _leave(self):
-        super()._leave()
-        if isinstance(self.items, _Node):
-            self.items.leave()
-
     def __repr__(self):
         n = type(self.items).__name__
         # a DataLoader would begin to count
@@ -621,43 +570,6 @@ class Items(Positioned):
         except TypeError:
             pass
         return f'Items({n})' if self.at_end == 'keep' else f'Items({n}, at_end={self.at_end!r})'
-
-# %% ../nbs/pipe.ipynb #e06b4463
-class _Node:
-    "A node of torchdata as an iterable that saves itself"
-
-    def __init__(self, node):
-        self.node = node
-        self._loaded = None
-        self._over = False
-
-    def __iter__(self):
-        loaded = self._loaded
-        self._loaded = None
-        try:
-            self.node.reset(loaded and loaded['node'])
-        except Exception as e:
-            if loaded is None:
-                raise
-            raise StateError('Items', 'the node refuses its saved state', in_words(e)) from e
-        if loaded and loaded['over']:
-            self.node.reset()
-        self._over = False
-        yield from self.node
-        self._over = True
-
-    def state_dict(self):
-        return self._loaded or dict(node=self.node.state_dict(), over=self._over)
-
-    def load_state_dict(self, state):
-        self._loaded = checked('Items', dict(node=anything, over=flag), state)
-
-    def rewind(self):
-        self._over = True
-        self._loaded = self._loaded and dict(self._loaded, over=True)
-
-    def leave(self):
-        self._over = True  # where it was restored, that counts
 
 # %% ../nbs/pipe.ipynb #a5dccac7
 def as_method(
@@ -684,13 +596,9 @@ def stage(
     "Make a stage class callable as a method of every pipe"
 
     def register(cls):
-        known = IterDataPipe.functions.get(name)
-        owner = getattr(
-            getattr(known, 'stage', None),
-            '__name__',
-            "one of torch's pipes" if known else 'Pipe itself',
-        )
-        if (known or hasattr(Pipe, name)) and owner != cls.__name__:
+        taken = IterDataPipe.functions.get(name, getattr(Pipe, name, None))
+        owner = getattr(getattr(taken, 'stage', taken), '__name__', name)
+        if taken and owner != cls.__name__:
             raise ArgumentError('stage', f'the name {name!r} is taken', cls.__name__, owner)
         as_method(name, cls)
         IterDataPipe.functions[name] = getattr(Pipe, name)

@@ -15,7 +15,7 @@ from gymnasium.vector import SyncVectorEnv
 from .steps.core import Steps
 from .steps.errors import ArgumentError
 from .steps.row_dtypes import step_dtype
-from .pipe import Items, Pipe, upstream
+from .pipe import Items
 from .generic import Cycler, Header
 from .steps.states import Saves, flag, integer
 
@@ -34,23 +34,15 @@ class ScriptedEnv(gym.Env, Saves):
         observation_space: spaces.Space = None,  # default: a Box around the states
         action_space: spaces.Space = None,  # default: Discrete(3)
     ):
-        if len(terminations) != len(rewards) or len(truncations) != len(rewards):
-            raise ArgumentError(
-                'ScriptedEnv',
-                'terminations and truncations',
-                [len(terminations), len(truncations)],
-                f'one for each of {len(rewards)} rewards',
-            )
         done = np.logical_or(terminations, truncations)
-        if len(rewards) == 0 or not done[-1]:
-            raise ArgumentError('ScriptedEnv', 'a script must end with the end of an episode')
-        if len(states) != len(rewards) + done.sum():
+        n = len(rewards)
+        if len(done) != n or not any(done[-1:]) or len(states) != n + done.sum():
             raise ArgumentError(
                 'ScriptedEnv',
-                'states',
-                len(states),
-                f'{len(rewards)} steps + {done.sum()} episodes = {len(rewards) + done.sum()}',
-                'give every episode its final state',
+                'a script that does not fit together',
+                f'{n} rewards, {len(done)} ends, {len(states)} states',
+                'one reward and one end a step, and one state more for each episode',
+                'let the last step end its episode, and give every episode its final state',
             )
         self.states = states
         self.rewards = rewards
@@ -197,15 +189,10 @@ def same(a, b) -> bool:  # equal by value, whatever the items are
 # %% ../nbs/testing.ipynb #ec47ce2f
 def through_file(state: dict) -> dict:  # the same state
     "Write a state to a file and read it back as an untrusted one: without executing code"
-    file = _file(state)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def _file(state):
     file = io.BytesIO()
     torch.save(state, file)
-    return file
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 # %% ../nbs/testing.ipynb #247be3a2
 def _check_passes(make, n):
@@ -254,36 +241,9 @@ def _check_continues(
 
 def _check_pickles(make, n):
     a = make(n)
-    size = len(pickle.dumps(a))
     twin = pickle.loads(pickle.dumps(a))
     x = list(islice(a, 12))
     assert same(x, list(islice(twin, 12))), f'{a!r}: an unpickled copy gives other items'
-    used = len(pickle.dumps(a))
-    new, saved = (_file(p.state_dict()).tell() for p in (make(n), a))
-    # what it saves may travel with it
-    may = size + (saved if saved > new + 500 else 500) + 500
-    assert used <= may, (
-        f'{a!r}: pickles to {used} bytes after use, where {may} will do; '
-        'name its buffers in _buffers'
-    )
-
-# %% ../nbs/testing.ipynb #08a54172
-class _Echo(Pipe):
-    "After each item the word 'again', in the next pass if this one is left"
-
-    saved = dict(due=flag)
-    takes_any_item = True
-    due = False
-
-    def __iter__(self):
-        if self.due:
-            self.due = False
-            yield 'again'
-        for item in self.source:
-            self.due = True
-            yield item
-            self.due = False
-            yield 'again'
 
 # %% ../nbs/testing.ipynb #de1862a6
 def _check_ways(make, n):
@@ -303,10 +263,6 @@ def _check_ways(make, n):
     assert same(whole(Cycler(a, 2)), whole(chain(b, b))), (
         f'{a!r}: gives other items under cycle than alone'
     )
-    a = Header(make(n), 99)
-    assert same(passes(a), alone), f'{a!r}: gives other items under header than alone'
-    _check_continues(lambda n: Header(make(n), 99), n, [(4, 2)])
-    _check_continues(lambda n: _Echo(make(n)), n, [(3, 1)])
 
 # %% ../nbs/testing.ipynb #cc2c0ff8
 class _Copies:
@@ -353,24 +309,9 @@ def _check_refuses(factory):
         return
     try:
         list(a)
-    except TypeError as e:
-        named = any(name in str(e) for name in _names(a)), str(e)
-    else:
-        raise AssertionError(f'{a!r}: accepted a str as a block of steps')
-    assert named[0], f'{a!r}: its TypeError does not name it: {named[1]}'
-
-
-def _names(pipe):  # of a chain, the first stage of which will be the one to complain
-    while pipe is not None:
-        yield type(pipe).__name__
-        pipe = upstream(pipe)
-
-
-def _check_cheap(a):
-    iterate = type(a).__iter__  # `Pipe` has wrapped it
-    assert hasattr(iterate, '__wrapped__') and inspect.isgeneratorfunction(
-        inspect.unwrap(iterate)
-    ), f'{a!r}: write __iter__ as a generator in the class of a Pipe, or torch slows each item'
+    except TypeError:
+        return
+    raise AssertionError(f'{a!r}: accepted a str as a block of steps')
 
 # %% ../nbs/testing.ipynb #49794e9d
 def check_contract(
@@ -396,7 +337,6 @@ def check_contract(
     _check_ways(make, n)
     if given:
         _check_refuses(factory)
-    _check_cheap(make(1))
     items = iter(make(3))
     next(items)
     start = perf_counter()

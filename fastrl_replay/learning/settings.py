@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SettingsError', 'as_value', 'setting_text', 'nearest', 'Recipe', 'parse', 'file_text', 'shipped', 'sections_in',
-           'about', 'recipe_list']
+           'recipe_list']
 
 # %% ../../nbs/learning/settings.ipynb #5e771e04
 import io, re
@@ -155,16 +155,6 @@ def sections_in(
     return parse(file_text(Path(path).resolve(), remedy), str(path), remedy)
 
 # %% ../../nbs/learning/settings.ipynb #473d09e6
-def about(
-    sections: dict,  # as `parse` gives them
-    name: str,  # of one of them
-) -> str:
-    "What a recipe shows"
-    while not sections[name].about and 'like' in sections[name].settings:
-        name = sections[name].settings['like']
-    return sections[name].about
-
-
 def recipe_list(
     named,  # pairs of a name and what it is about
 ) -> str:

@@ -267,7 +267,7 @@ class Links:
                 f'at most max_sz={self.max_sz}',
                 'a larger max_sz',
             )
-        envs = Environments(len(last_key))
+        envs = Environments(len(last_key), saved['env_ids'].max(initial=-1) + 1)
         envs.admit(saved['env_ids'])
         fits = (
             saved['base'] <= oldest <= inserted

@@ -63,7 +63,9 @@ class Journal(Pipe):
         ended = rows['terminated'] | rows['truncated']
         if self._merged:
             ended &= rows['n'] <= 1
-        successes = _shares(rows[SUCCESS][ended]) if SUCCESS in rows.dtype.names else []
+        successes = []
+        if SUCCESS in rows.dtype.names:
+            successes = rows[SUCCESS][ended].astype(float).tolist()
         self.fresh = bool(ended.all())
         self._collect(len(rows), rows['total_reward'][ended].tolist(), successes)
 
@@ -110,7 +112,7 @@ class Journal(Pipe):
             fresh=flag,
             ends=array(np.int64, None, low=0),
             returns=array(np.float64, None),
-            successes=array(np.float64, None, low=0, high=1),
+            successes=array(np.float64, None),
         )
         state = checked('Journal', form, state)
         ends, n, successes = (len(state[name]) for name in ('ends', 'returns', 'successes'))
@@ -130,19 +132,6 @@ class Journal(Pipe):
         self.returns = state['returns'].tolist()
         self.successes = state['successes'].tolist()
         self._told = self.steps, len(self.returns)
-
-# %% ../../nbs/stages/journal.ipynb #b914b106
-def _shares(values):
-    "Return what episodes say about their success as numbers"
-    good = values.ndim == 1 and values.dtype.kind in 'biuf'
-    if good and ((0 <= values) & (values <= 1)).all():
-        return values.astype(float).tolist()
-    raise BlockError(
-        'Journal',
-        f'column {SUCCESS!r}',
-        values.tolist(),
-        'True or False, or a number from 0 to 1, where an episode ends',
-    )
 
 # %% ../../nbs/stages/journal.ipynb #2a59025d
 class Collected(Journal):

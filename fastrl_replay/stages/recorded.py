@@ -179,12 +179,10 @@ class _Recorded:
 
     def check_length(self, column, n):
         "Refuse a column that does not have `n` rows of numbers"
-        kept = column in self.kept or column in ('state', 'next_state')
         for name, a in named_leaves(self.columns[column], column):
             if a.ndim < 1 or len(a) != n:
                 self.refuse(name, f'{len(a) if a.ndim else "no"} rows', f'{n}')
-            foreign = kept and any(foreign_columns(np.dtype([('x', a.dtype)])))
-            if a.dtype.kind not in 'biuf' or foreign:
+            if any(foreign_columns(np.dtype([('x', a.dtype)]))):
                 self.refuse(name, a.dtype, TORCH_NUMBERS)
 
     def states(self):

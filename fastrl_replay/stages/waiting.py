@@ -9,10 +9,9 @@ __all__ = ['TAILS', 'LENGTH', 'STRIDE', 'TAIL', 'OWN', 'GOES_ON', 'ENDED', 'BROK
 # %% ../../nbs/stages/waiting.ipynb #b03338fd
 import numpy as np, torch
 from ..steps.compiled import ints_at, memmove, njit
-from ..steps.core import Steps, refuse_flags
+from ..steps.core import Steps, pack
 from ..steps.errors import BlockError, StateError
-from ..steps.row_dtypes import dtype_spec, padding
-from ..steps.states import anything, array, checked, exactly, flag, row_dtype
+from ..steps.states import anything, array, block, checked, exactly, flag
 from fastrl_replay.steps.episodes import (
     ENV,
     EPISODE_N,
@@ -231,32 +230,26 @@ class Waiting:
     def end(self):
         "The stream has ended: no episode runs now"
         self.held[2][:] = 0
-        self.gate.ended()
 
     def snapshot(self) -> dict:  # plain data and tensors
         "Return the slots of running episodes and how many steps each has; None: no columns yet"
         if self.gate.layout is None:
             return None
-        dtype = self.gate.layout.dtype
         slots = self.counts.nonzero()[0]
-        places = slots[:, None] * self.rule[0] + np.arange(self.rule[0])
-        rows = self.held[5].reshape(-1, dtype.itemsize)[places]
-        rows[..., padding(dtype)] = 0
-        counts = torch.from_numpy(self.counts[slots])
-        return dict(dtype=dtype_spec(dtype), counts=counts, rows=torch.from_numpy(rows))
+        rows = self.held[5].view(self.gate.layout.dtype).reshape(-1, self.rule[0])[slots]
+        return dict(counts=torch.from_numpy(self.counts[slots]), rows=pack(Steps(rows)))
 
     def load(self, state: dict):
         "Hold what was saved; a `StateError` if it doesn't fit"
         who = self.gate.who
         length = self.rule[0]
-        form = dict(dtype=row_dtype, counts=array(np.int64, None, low=1, high=2**60), rows=anything)
+        form = dict(counts=array(np.int64, None, low=1, high=2**60), rows=block)
         state = checked(who, form, state)
         counts = state['counts']
+        rows = state['rows'].rows
         n = len(counts)
-        size = state['dtype'].itemsize
-        ring = checked(who, array(np.uint8, n, length, size), state['rows'])
-        rows = ring.view(state['dtype'])[..., 0]
-        refuse_flags(who, rows)
+        if rows.shape != (n, length):
+            raise StateError(who, 'saved rows', f'shape {rows.shape}', (n, length))
         newest = rows[np.arange(n), (counts - 1) % length]
         try:
             self.make_room(Steps(newest))
@@ -265,7 +258,7 @@ class Waiting:
         if len(self.envs) != n:
             raise StateError(who, 'saved rows', f'{len(self.envs)} environments', n)
         self.counts[:n] = counts
-        self.held[5][: ring.size] = ring.ravel()
+        self.held[5][: rows.nbytes] = rows.view(np.uint8).ravel()
         for slot, row in enumerate(newest):
             self.envs.last[slot] = row['episode_n'], row['step_n'], True
 

@@ -386,7 +386,7 @@ def same_fields(a, b) -> bool:
     names = a.dtype.names
     if names or b.dtype.names:
         return names == b.dtype.names and all(same_fields(a[n], b[n]) for n in names)
-    return np.array_equal(a, b, equal_nan=a.dtype.kind in 'fc')
+    return np.array_equal(a, b, equal_nan=a.dtype.kind == 'f')
 
 # %% ../../nbs/steps/core.ipynb #ad7de12c
 def replay_of(

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['SIZE', 'ENV', 'EPISODE_N', 'STEP_N', 'TERMINATED', 'TRUNCATED', 'N_STEPS', 'UNKNOWN', 'RowLayout', 'places_of',
-           'row_ends', 'goes_on', 'note_row', 'standing_dtype', 'refuse_drawn', 'CountersCheck', 'ColumnsGate',
-           'plain_rows', 'refuse_nan', 'BlockGate']
+           'row_ends', 'goes_on', 'note_row', 'standing_dtype', 'refuse_drawn', 'plain_rows', 'refuse_nan', 'BlockGate']
 
 # %% ../../nbs/steps/episodes.ipynb #105b4341
 import numpy as np
@@ -38,9 +37,8 @@ class RowLayout:
     ):
         self.dtype, places = row_places(who, dtype, EPISODE)
         n = dtype['n'] if 'n' in dtype.names else None
-        if n is not None and n not in (np.int32, np.int64) and not strict:
-            n = None
-        if n is not None and n not in (np.int32, np.int64):
+        counts = n in (np.int32, np.int64)
+        if strict and n is not None and not counts:
             raise BlockError(
                 who,
                 "column 'n'",
@@ -48,9 +46,7 @@ class RowLayout:
                 'int32 or int64, the steps that an n-step row spans',
                 'rename a column that means something else',
             )
-        self.at = np.array(
-            [self.dtype.itemsize, *places, -1 if n is None else dtype.fields['n'][1]]
-        )
+        self.at = np.array([self.dtype.itemsize, *places, dtype.fields['n'][1] if counts else -1])
 
 # %% ../../nbs/steps/episodes.ipynb #99c608a9
 _u = np.uint64  # unsigned places spare kernels a test for negative ones
@@ -143,98 +139,20 @@ def _check_numbers(who, dtype):
         )
 
 # %% ../../nbs/steps/episodes.ipynb #a31c0de2
-# rows that are looked at, at most; how many of them may stand still
-_LOOKED_AT = 4096
-_STANDING = 8
-
-
-class CountersCheck:
-    "Looks at the first rows of a stream: do `episode_n` and `step_n` count?"
-
-    def __init__(self, who: str):  # the stage or memory, for errors
-        self.who = who
-        self.left = _LOOKED_AT
-        self.last = {}
-        self.standing = 0
-
-    def after(
-        self,
-        rows: np.ndarray,  # structured, 1-D: the next ones
-    ) -> 'CountersCheck':  # what is known after them; None: they count, or enough were looked at
-        "Look at a block; it raises where these are no counters, and this object stays as it is"
-        if not EPISODE.keys() <= set(rows.dtype.names):
-            return None  # they don't say
-        new = CountersCheck(self.who)
-        last = dict(self.last)
-        new.left = self.left - len(rows)
-        new.last = last
-        new.standing = self.standing
-        for i, row in enumerate(zip(*(rows[c][: self.left].tolist() for c in EPISODE))):
-            env, episode, step, *ends = row
-            number, before = last.get(env) or (None, 0)
-            if number == episode:
-                if step > before:
-                    return None
-                # 0 and 0: never filled in
-                new.standing += 1 if episode or step else _STANDING // 2
-            if new.standing >= _STANDING:
-                raise _no_counters(self.who, i, env, episode, step, before)
-            last[env] = None if any(ends) else (episode, step)
-        return new if new.left > 0 else None
-
-
-def _no_counters(who, row, env, episode, step, before):
-    return BlockError(
-        who,
-        f"row {row} of the block: columns 'step_n' and 'episode_n' do not count (env_id {env})",
-        f'step_n={step} after step_n={before}, in episode_n={episode} that had not ended',
-        'a step_n that grows from step to step of an episode',
-        'fill both columns in: step_n = 1, 2, 3, … within each episode, '
-        'and episode_n = 1, 2, … with each new one of its environment, as GymStepper does',
-    )
-
-# %% ../../nbs/steps/episodes.ipynb #4522926e
-class ColumnsGate:
-    "The columns of a stream: those of the first block that was accepted"
-
-    def __init__(self, who, layout, check, takes_drawn):
-        # as `BlockGate` has them
-        self.who = who
-        self.make_layout = layout
-        self.check_columns = check
-        self.takes_drawn = takes_drawn
-        self.counters = self._after = None  # a `CountersCheck`; None: they count, or needn't
-        # of the first block; the very dtype of the last one, which is known again
-        self.layout = None
-        self.same = None
-
-    def knows(self, dtype: np.dtype) -> bool:
-        "Check if this dtype was accepted; other processes' blocks have an equal one, not the same"
-        if dtype is self.same:
-            return True
-        if self.counters or self.layout is None or dtype != self.layout.dtype:
-            return False
-        self.same = dtype
-        return True
-
-    def layout_of(self, dtype: np.dtype):  # what `layout` makes of it
-        "Where a kernel finds its columns; an error where they can't be taken"
-        if self.layout is not None and self.knows(dtype):
-            return self.layout
-        if not self.takes_drawn:
-            refuse_drawn(self.who, dtype)
-        if self.layout is not None:
-            return _same_columns(self.who, self.layout, row_places(self.who, dtype, {})[0])
-        _check_numbers(self.who, dtype)
-        if self.check_columns:
-            self.check_columns(dtype)
-        return self.make_layout(self.who, dtype)
-
-    def accept(self, rows, layout):
-        "The block is taken: its columns are those of all blocks from now on"
-        self.layout = layout
-        self.counters = self._after
-        self.same = None if self.counters else rows.dtype
+def _check_counters(who, rows):
+    if not EPISODE.keys() <= set(rows.dtype.names):
+        return
+    unfilled = (rows['episode_n'] == 0) & (rows['step_n'] == 0)
+    unfilled &= ~(rows['terminated'] | rows['truncated'])
+    if unfilled.any():
+        raise BlockError(
+            who,
+            f"row {unfilled.argmax()} of the block: columns 'step_n' and 'episode_n'",
+            '0 in both',
+            'numbers that count from 1',
+            'fill both columns in: step_n = 1, 2, 3, … within each episode, '
+            'and episode_n = 1, 2, … with each new one of its environment, as GymStepper does',
+        )
 
 # %% ../../nbs/steps/episodes.ipynb #e90614c8
 def plain_rows(
@@ -297,8 +215,11 @@ def refuse_nan(
 _IN_ORDER = 'put it before the stage that makes sequences, or add them one by one, in order'
 
 
-class BlockGate(ColumnsGate):
-    "What a block of rows must be before a stage or a memory takes any of it"
+class BlockGate:
+    """What a block of rows must be before a stage or a memory takes any of it
+
+    The columns of the first block that is accepted are those of all later blocks.
+    """
 
     def __init__(
         self,
@@ -310,10 +231,38 @@ class BlockGate(ColumnsGate):
         takes_drawn: bool = False,  # may a replay have drawn the rows?
         counted: bool = False,  # must `step_n` count, because the owner cuts episodes by it?
     ):
-        super().__init__(who, layout, check, takes_drawn)
-        self.shape_remedy = shape_remedy
+        self.who = who
+        self.make_layout = layout
         self.refuses = refuses
-        self.counters = self._after = CountersCheck(who) if counted else None
+        self.shape_remedy = shape_remedy
+        self.check_columns = check
+        self.takes_drawn = takes_drawn
+        self.counted = counted
+        # of the first block; the very dtype of the last one, which is known again
+        self.layout = None
+        self.same = None
+
+    def knows(self, dtype: np.dtype) -> bool:
+        "Check if this dtype was accepted; other processes' blocks have an equal one, not the same"
+        if dtype is self.same:
+            return True
+        if self.layout is None or dtype != self.layout.dtype:
+            return False
+        self.same = dtype
+        return True
+
+    def layout_of(self, dtype: np.dtype):  # what `layout` makes of it
+        "Where a kernel finds its columns; an error where they can't be taken"
+        if self.layout is not None and self.knows(dtype):
+            return self.layout
+        if not self.takes_drawn:
+            refuse_drawn(self.who, dtype)
+        if self.layout is not None:
+            return _same_columns(self.who, self.layout, row_places(self.who, dtype, {})[0])
+        _check_numbers(self.who, dtype)
+        if self.check_columns:
+            self.check_columns(dtype)
+        return self.make_layout(self.who, dtype)
 
     def check(self, steps: Steps) -> tuple:  # the rows, 1-D and contiguous, and their layout
         "The rows of a block, or one row, that may be taken"
@@ -322,10 +271,11 @@ class BlockGate(ColumnsGate):
         _check_environments(self.who, rows)
         if self.refuses:
             self.refuses(rows)
-        self._after = self.counters and self.counters.after(rows)
+        if self.counted:
+            _check_counters(self.who, rows)
         return rows, layout
 
-    def ended(self):
-        "The stream has ended: what comes next goes on with none of its rows"
-        if self.counters:
-            self.counters = CountersCheck(self.who)
+    def accept(self, rows, layout):
+        "The block is taken: its columns are those of all blocks from now on"
+        self.layout = layout
+        self.same = rows.dtype

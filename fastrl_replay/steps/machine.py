@@ -34,11 +34,10 @@ def group_files(
     found = []
     for line in _text_of(Path(root) / 'proc/self/cgroup').splitlines():
         _, kinds, path = line.split(':', 2)
-        if kinds and 'memory' not in kinds.split(','):
-            continue
-        mount, name = ('memory', 'memory.limit_in_bytes') if kinds else ('', 'memory.max')
+        if kinds:
+            continue  # of version 1
         group = Path(path.strip('/'))  # a container may see the root of them only
-        found += [Path(root) / 'sys/fs/cgroup' / mount / p / name for p in (group, *group.parents)]
+        found += [Path(root) / 'sys/fs/cgroup' / p / 'memory.max' for p in (group, *group.parents)]
     return found
 
 # %% ../../nbs/steps/machine.ipynb #84dc967d

@@ -30,9 +30,9 @@ def _float_words(dtype, offset=0):
         at = offset + dtype.fields[n][1]
         if d.names:
             yield from _float_words(d, at)
-        if d.names or d.base.kind not in 'fc':
+        if d.names or d.base.kind != 'f':
             continue
-        width = d.base.itemsize >> (d.base.kind == 'c')  # a complex number is two floats
+        width = d.base.itemsize
         for place in range(at, at + d.itemsize, width):
             yield {2: 2 + place // 2 % 2, 4: 0, 8: 1}[width], (place + width // 8 * 4) // 4
 
@@ -116,6 +116,6 @@ def first_nan(
     bad = [
         (int(np.isnan(a).reshape(len(a), -1).any(1).argmax()), n)
         for n, a in leaves(rows)
-        if a.dtype.kind in 'fc' and np.isnan(a).any()
+        if a.dtype.kind == 'f' and np.isnan(a).any()
     ]
     return min(bad, default=None)

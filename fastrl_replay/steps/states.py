@@ -261,13 +261,7 @@ def array(
         if high is not None:
             bad |= ~(a <= high)
         if bad.any():
-            least, most = (
-                'any' if limit is None else np.broadcast_to(limit, a.shape)[bad][0]
-                for limit in (low, high)
-            )
-            raise Misfit(
-                f'{a[bad][0]} among {described(x)}', f'there a number from {least} to {most}'
-            )
+            raise Misfit(f'{a[bad][0]} among {described(x)}', f'numbers from {low} to {high}')
         return a
 
     return form
@@ -323,8 +317,6 @@ class Saves:
             x = getattr(self, name)
             if isinstance(x, np.random.Generator):
                 x = x.bit_generator.state
-            elif isinstance(x, np.ndarray):
-                x = torch.from_numpy(x.copy())
             state[name] = x
         return state
 
@@ -345,8 +337,6 @@ class Saves:
         for name, x in state.items():
             if isinstance(x, np.random.Generator):
                 getattr(self, name).bit_generator.state = x.bit_generator.state
-            elif isinstance(x, np.ndarray):
-                getattr(self, name)[...] = x
             else:
                 setattr(self, name, x)
 

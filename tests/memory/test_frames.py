@@ -265,7 +265,7 @@ def test_rows_of_many_steps_share_their_frames(n, envs):
     for i, row in enumerate(rows):
         e, t = i % envs, i // envs
         row['state'], row['next_state'] = pictures[e, t : t + 4], pictures[e, t + 1 : t + 5]
-        row['env_id'], row['step_n'] = e, t
+        row['env_id'], row['step_n'] = e, t + 1
     blocks = Items([Steps(rows[i : i + 10].copy()) for i in range(0, len(rows), 10)])
     replay = blocks.n_step(n, 0.99).experience_replay(bs=8, max_sz=5000, store=Frames(4))
     for _ in replay:

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
-from fastrl_replay.testing import _Echo, same, through_file
+from fastrl_replay.testing import same, through_file
 from scripted import take
 from strategies import cases
 from workers import short, zeros
@@ -286,23 +286,6 @@ def test_a_restored_chain_goes_on(kind, k):
     x, y = list(it), list(answered(b))
     assert same(x, y) and len(x) == n - min(k, n) and a.source.stats() == b.source.stats()
     assert all(i._replay is b.source for i in y)
-
-
-@pytest.mark.parametrize('left', [1, 9, 17])
-def test_a_pass_that_was_left_is_over_in_a_restored_chain_too(left):
-    """Also if the source had ended and only drawn batches were left.
-
-    The next pass has begun, and has not asked yet."""
-    a, b = (_Echo(KINDS['proportional'](blocks(10)).prefetch(3)) for _ in 'ab')
-    for _ in islice(a, left):
-        pass
-    it = iter(a)
-    assert next(it) == 'again'
-    b.load_state_dict(through_file(a.state_dict()))
-    want = list(it)
-    assert (
-        same(list(b), want) and len(want) > 9
-    )  # was: the restored chain took the source's pass for over, and gave what was left
 
 
 # ---- threads and processes ----

@@ -244,7 +244,7 @@ def test_a_state_of_another_chunker_changes_nothing():
 def test_restored_columns_are_those_that_were_saved():
     "A block with others is refused, before and after"
     a, b = SequenceChunker(None, 4), SequenceChunker(None, 4)
-    a.chunk(Steps(np.zeros(2, DTYPE)))
+    a.chunk(Steps(np.ones(2, DTYPE)))
     b.load_state_dict(through_file(a.state_dict()))
     for x in a, b:
         with pytest.raises(BlockError, match="'state' is .*, not .*"):
