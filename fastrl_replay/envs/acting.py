@@ -9,6 +9,7 @@ __all__ = ['RandomActions', 'Acting']
 from copy import deepcopy
 import numpy as np, torch
 from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
 from .actions import action_checker, split_answer
 from .envstate import decode, encode
 from .infos import asks_for
@@ -42,10 +43,8 @@ class RandomActions:
 # %% ../../nbs/envs/acting.ipynb #4f894860
 def _stack(samples, space):
     "Samples of a space as arrays [n, ...], nested as the space is"
-    if isinstance(space, spaces.Dict):
-        return {k: _stack([s[k] for s in samples], sub) for k, sub in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_stack(part, sub) for part, sub in zip(zip(*samples), space.spaces))
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return concatenate(space, samples, create_empty_array(space, len(samples)))
     return np.array(samples, space.dtype)
 
 # %% ../../nbs/envs/acting.ipynb #0c9c9860

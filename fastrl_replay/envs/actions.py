@@ -17,7 +17,7 @@ def as_array(x) -> np.ndarray:
     "What a policy returned, as an array"
     if isinstance(x, torch.Tensor):
         return x.detach().cpu().numpy()
-    return np.array([as_array(v) for v in x]) if isinstance(x, (list, tuple)) else np.asarray(x)
+    return np.asarray(x)
 
 
 @njit

@@ -11,7 +11,7 @@ from gymnasium.vector.utils import create_empty_array
 from .checks import as_flags, as_numbers, check_shape
 from .envstate import decode
 from .slots import Slot
-from ..steps.errors import ArgumentError, StateError
+from ..steps.errors import ArgumentError
 from ..steps.nested import map_leaves, pick, put, tupler
 
 # %% ../../nbs/envs/agent_slots.ipynb #0eafbbbe
@@ -38,8 +38,6 @@ class AgentsSlot(Slot):
     def load_state_dict(self, state, seed):
         anew = super().load_state_dict(state, seed)
         own = decode(state['own'])
-        if len(own['names']) != self.n:
-            raise StateError('GymStepper', 'saved names of agents', own['names'], f'{self.n} names')
         self.names = own['names']
         self.moment = own['moment']
         return anew
@@ -121,14 +119,6 @@ class AgentsSlot(Slot):
     def _write(self, result, k, place, came, infos, at):  # k: of the row
         "The row of one agent"
         name = self.names[place]
-        missing = [what for what, x in zip(_WHAT, came) if name not in x]
-        if missing:
-            raise ArgumentError(
-                'GymStepper',
-                f'agent {name!r} acted, and is missing in {" and ".join(missing)}',
-                list(came[0]),
-                f'an entry for each agent that acted, {name!r} too, also where its episode ends',
-            )
         obs, *numbers = (x[name] for x in came[:4])
         self._see(place, obs)
         (reward,) = as_numbers(numbers[0], 1, f'reward of agent {name!r}')
@@ -157,6 +147,3 @@ class AgentsSlot(Slot):
             step + 1,
             self.totals[place],
         )
-
-# %% ../../nbs/envs/agent_slots.ipynb #83cfea9a
-_WHAT = 'observations', 'rewards', 'terminations', 'truncations'

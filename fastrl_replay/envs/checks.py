@@ -38,6 +38,7 @@ def check_shape(
 # the usual rewards; others are looked at
 NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64])
 FLAGS = bool, np.bool_
+_BOOL = np.dtype(bool)
 
 
 def as_numbers(
@@ -64,8 +65,10 @@ def as_numbers(
 # %% ../../nbs/envs/checks.ipynb #c20719f0
 def as_flags(x, n, name) -> np.ndarray:  # bool [n]
     "The flags of `n` environments"
+    if type(x) is np.ndarray and x.dtype is _BOOL and x.shape == (n,):
+        return x
     a = np.asarray(x)
-    if a.dtype != bool and (a.dtype.kind not in 'iuf' or ((a != 0) & (a != 1)).any()):
+    if a.dtype.kind not in 'biuf' or ((a != 0) & (a != 1)).any():
         raise ArgumentError('GymStepper', name, f'{x!r}'[:60], 'True or False')
     return as_numbers(a, n, name).astype(bool)
 

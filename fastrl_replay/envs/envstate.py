@@ -183,8 +183,7 @@ class _Decoder:
 
     def _all(self, items, old):
         olds = list(old) if isinstance(old, (list, tuple, deque)) else []
-        if len(olds) != len(items):
-            olds = [None] * len(items)
+        olds += [None] * len(items)
         return [self.decode(v, o) for v, o in zip(items, olds)]
 
     def _deque(self, e, old):
@@ -231,8 +230,7 @@ class _Decoder:
         if old is not None:
             there = _arrays_of(old)
             for name, a in new.items():
-                if name in there and there[name].shape == a.shape:
-                    there[name][...] = a
+                there[name][...] = a
             old.time = e['time']
         return old
 
@@ -252,8 +250,6 @@ class _Decoder:
                 'build the pipe that was saved',
             )
         for name, value in e['attributes'].items():
-            if name[:2] == '__' or callable(getattr(type(old), name, None)):
-                raise Misfit(f'an attribute {name!r}'[:80], 'none that is a method')
             new = self.decode(value, getattr(old, name, None))
             if old is not None:
                 vars(old)[name] = new

@@ -22,11 +22,11 @@ from ..steps.core import Steps, column_of_rows
 from ..steps.errors import ActionError, ArgumentError, EnvError, StateError, in_words
 from ..steps.nested import fields_of, map_leaves, nested_dtype, put
 from ..steps.row_dtypes import MASK, step_dtype
-from ..steps.states import anything, listed, maybe
+from ..steps.states import anything, dict_of, listed, maybe
 
 # %% ../../nbs/envs/group.ipynb #5969f23a
-def _policy_column_dtype(x, n, name):
-    "The dtype of one row of a column"
+def _column_dtype(x, n, name):
+    "The dtype of one row of a column that the policy, or the environments, add"
 
     def of_array(x, name):
         if fields_of(x) is not None:
@@ -90,10 +90,9 @@ class EnvGroup:
             self.pairs.append((slot, self.n))
             self.n += slot.n
         self.slots = slots = [slot for slot, _ in self.pairs]
-        self.single = len(slots) == 1
         self.all_single = all(slot.kind == 'single' for slot in slots)
         self.ended = False  # did an episode end in the last step?
-        self.lag = any(slot.lags for slot in slots)
+        lags = any(slot.lags for slot in slots)
         space = _same(slots, 'observation_space')
         self.spaces = as_float32(space) if float32 else space, _same(slots, 'action_space')
         self.whole = isinstance(self.spaces[1], spaces.Discrete)
@@ -103,26 +102,22 @@ class EnvGroup:
         asked = self.acting.asked
         needed = tuple(self.entries) if 'info' in asked else (MASK,) if asked else ()
         self.infos = InfoRows(self.entries, self.n, needed) if self.entries else None
-        self.own_columns = _same(slots, 'columns')
-        self.extra = None  # the policy's columns, which the first block decides
+        self.idle_matters = bool(asked) or policy is None and lags
+        # dtypes: of the slots', the policy's and info's columns, which the first block decides
+        self.columns = dict(slots=_same(slots, 'columns'))
         self.broken = False  # was a step begun that did not come to its end?
-        self._decide({}, {})
+        self._decide(self.columns)
 
-    def _decide(self, extra, shown):
-        "Which columns rows have: those of the policy, and of info"
-        taken = [*self.own_columns, *extra, *self.entries]
-        twice = sorted({name for name in taken if taken.count(name) > 1})
+    def _decide(self, columns):
+        "Which columns rows have"
+        more = [pair for dtypes in columns.values() for pair in dtypes.items()]
+        names = [name for name, _ in more]
+        twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ActionError(
-                'GymStepper',
-                'columns of the policy, or of info',
-                twice,
-                'other names than those that rows have',
-            )
-        self.dtype = step_dtype(*self.spaces, **self.own_columns, **extra, **shown)
+            raise ActionError('GymStepper', 'columns of the policy, or of info', twice, 'once each')
+        self.dtype = step_dtype(*self.spaces, **dict(more))
         fields = self.dtype.fields
-        beside = {'state', 'action', *taken}
-        names = [n for n in fields if n not in beside]
+        names = [n for n in fields if n not in ('state', 'action', *names)]
         self.result = np.dtype(
             dict(
                 names=names,
@@ -131,12 +126,27 @@ class EnvGroup:
                 itemsize=self.dtype.itemsize,
             )
         )  # the same rows without these columns: what slots write as one tuple
+        self.columns = columns
 
-    def _anew(self, old):
-        "The same rows with the columns that were decided"
-        rows = np.zeros(len(old), self.dtype)
-        for name in old.dtype.names:
-            rows[name] = old[name]
+    def _add(self, rows, kind, values):
+        "Write columns; with the first block, make rows that have them"
+        values = {k: map_leaves(as_array, v) for k, v in values.items()}
+        dtypes = {k: _column_dtype(v, len(rows), k) for k, v in values.items()}
+        if kind not in self.columns:
+            self._decide(self.columns | {kind: dtypes})
+            old = rows
+            rows = np.zeros(len(old), self.dtype)
+            for name in old.dtype.names:
+                rows[name] = old[name]
+        elif dtypes != self.columns[kind]:
+            raise ActionError(
+                'GymStepper',
+                f'extra columns of {kind}',
+                dtypes or 'none',
+                f'{self.columns[kind] or "none"}, as at first',
+            )
+        for k, v in values.items():
+            put(rows[k], v)
         return rows
 
     def step(self) -> Steps:  # None: every row was a reset
@@ -147,16 +157,15 @@ class EnvGroup:
         rows = np.ndarray(self.n, self.dtype, raw)  # faster than np.zeros(n, dtype)
         state = rows['state']
         for slot, start in self.pairs:
-            part = state if self.single else state[start : start + slot.n]
             try:
-                slot.begin(part, self.infos, start)
+                slot.begin(state[start : start + slot.n], self.infos, start)
             except Exception as e:
                 raise _failed(slot, 'could not be reset', e) from e
-        idle = self._joined('idle') if self.lag or self.acting.asked else [False] * self.n
+        idle = self._joined('idle') if self.idle_matters else [False] * self.n
         given = self._given(idle) if self.acting.asked else {}
         actions, hidden, extra = self.acting.ask(state, idle, given)
-        if extra or self.extra != {}:
-            rows = self._add_columns(rows, extra)
+        if extra or self.columns.get('policy') != {}:
+            rows = self._add(rows, 'policy', extra)
         put(rows['action'], actions)
         if type(actions) is int:
             actions = [actions] if self.all_single else np.array([actions])
@@ -175,7 +184,7 @@ class EnvGroup:
         result = np.ndarray(self.n, self.result, rows)
         outcomes = []  # of each slot: 2 * rows left out + 1 where an episode ended
         for slot, start in self.pairs:
-            own = result if self.single else result[start : start + slot.n]
+            own = result[start : start + slot.n]
             try:
                 outcomes.append(slot.act(actions, start, rows, own, self.infos))
             except EnvError:
@@ -183,15 +192,18 @@ class EnvGroup:
             except Exception as e:
                 raise _failed(slot, 'failed', e) from e
         self.ended = any(outcomes)
-        if self.infos is not None:
-            rows = self._add_info(rows, outcomes)
-        if max(outcomes) < 2:
-            return rows
-        kept = [
-            np.arange(start, start + slot.n - (out >> 1))
-            for (slot, start), out in zip(self.pairs, outcomes)
-        ]
-        return rows[: len(kept[0])] if self.single else rows[np.concatenate(kept)]
+        if max(outcomes) > 1:
+            firsts = [slice(slot.n - (out >> 1)) for slot, out in zip(self.slots, outcomes)]
+            rows = rows[self._places(firsts)]
+        if self.infos is not None and len(rows):
+            made = self._places([slot.made for slot in self.slots])
+            rows = self._add(rows, 'info', {k: self.infos.rows[k][made] for k in self.entries})
+        return rows
+
+    def _places(self, parts):
+        "Places in the group of these parts of the slots"
+        pairs = zip(self.pairs, parts)
+        return np.concatenate([np.arange(at, at + slot.n)[part] for (slot, at), part in pairs])
 
     def _mend(self):
         "After a step that failed or was interrupted, all environments begin new episodes"
@@ -241,37 +253,6 @@ class EnvGroup:
             )
         return mask
 
-    def _add_columns(self, rows, extra):
-        "Write the policy's columns; with the first block, make rows that have them"
-        extra = {k: map_leaves(as_array, v) for k, v in extra.items()}
-        dtypes = {k: _policy_column_dtype(v, self.n, k) for k, v in extra.items()}
-        if self.extra is None:
-            self._decide(dtypes, {})
-            self.extra = dtypes
-            rows = self._anew(rows)
-        elif dtypes != self.extra:
-            raise ActionError(
-                'GymStepper',
-                "the policy's extra columns",
-                dtypes or 'none',
-                f'{self.extra or "none"}, as at first',
-            )
-        for k, v in extra.items():
-            put(rows[k], v)
-        return rows
-
-    def _add_info(self, rows, outcomes):
-        "Write the entries of the step; with the first block, make rows that have columns for them"
-        columns = self.infos.columns()
-        if any(name not in self.dtype.names for name in columns):
-            self._decide(self.extra, columns)
-            rows = self._anew(rows)
-        for (slot, start), out in zip(self.pairs, outcomes):
-            for name in columns:
-                made = self.infos.rows[name][start : start + slot.n][slot.made]
-                rows[name][start : start + slot.n - (out >> 1)] = made
-        return rows
-
     def _likeness(self):
         "What other environments must have in common with these to continue where they stand"
         kinds = [[slot.n, slot.kind] for slot in self.slots]
@@ -284,7 +265,7 @@ class EnvGroup:
             likeness=self._likeness(),
             slots=[slot.state_dict() for slot in self.slots],
             acting=self.acting.state_dict(),
-            info=None if self.infos is None else self.infos.state_dict(),
+            info={} if self.infos is None else self.infos.state_dict(),
         )
 
     def load_state_dict(self, state):
@@ -303,7 +284,7 @@ class EnvGroup:
         anew = [slot.load_state_dict(own, self.seed) for slot, own in saved]
         if any(anew):
             self.acting.forget(np.repeat(anew, [slot.n for slot in self.slots]))
-        if self.infos is not None and state['info'] is not None:
+        if self.infos is not None:
             self.infos.load_state_dict(state['info'])
 
 # %% ../../nbs/envs/group.ipynb #9dd42bc4
@@ -317,5 +298,5 @@ GROUP = dict(
     likeness=anything,
     slots=listed(SLOT),
     acting=dict(spaces=listed(encoded), hidden=maybe(listed(encoded))),
-    info=anything,
+    info=dict_of(encoded),
 )

@@ -97,8 +97,6 @@ class Slot:
         "Continue; return whether with new episodes, as the environment was not saved"
         own = decode(state['own'])
         counts = like(own['counts'], self.counts)
-        if (counts < 0).any() or (counts[:, 2] > 1).any():
-            raise StateError('GymStepper', 'saved counters', counts.tolist())
         self._count(counts, like(own['totals'], self.totals))
         self.seed = own['seed']
         self.obs = None if own['obs'] is None else self._standing(own['obs'])

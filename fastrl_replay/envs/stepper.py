@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv
 from .group import GROUP, EnvGroup
 from .infos import info_entries
 from .slots import saved_env
-from .sources import check_distinct, close_envs, n_known, open_envs
+from .sources import check_distinct, close_envs, open_envs
 from .vector_slots import as_mode
 from fastrl_replay.pipe import (
     IterDataPipe,
@@ -216,16 +216,6 @@ class GymStepper(Positioned):
     def check_state(self, state):
         groups = listed(row(integer(), GROUP))
         state = checked('GymStepper', dict(place=integer(), policy=anything, groups=groups), state)
-        n = sum(slot['n'] for slot in _slots_of(state))
-        mine = None if self.piped else n_known(self.source)
-        if n and mine is not None and n != mine:
-            raise StateError(
-                'GymStepper',
-                'the saved environments are others',
-                f'{n} environments',
-                f'{mine} environments',
-                'build the pipe that was saved',
-            )
         if self._saves_policy and state['policy'] is not None:
             try_state('GymStepper', 'policy', self.policy, state['policy'])
         return state

@@ -104,15 +104,15 @@ class VectorSlot(Slot):
     made = property(lambda self: ~self.resets)
 
     def begin(self, state, infos, at):
-        over = self.over
         if self.obs is None:
             # a new beginning is no pseudo-step
             self._reset(np.ones(self.n, bool), infos, at, seed=self.seed)
             self.seed = None
+            over = self.over
             self.counts[over] += np.array([1, 0, -1], np.int32)
             self.counts[over, 1], self.totals[over] = 0, 0.0
-        elif self.mode == AutoresetMode.DISABLED and over.any():
-            self._reset(over, infos, at, options={'reset_mask': over})
+        elif self.mode == AutoresetMode.DISABLED and self.over.any():
+            self._reset(self.over, infos, at, options={'reset_mask': self.over})
         put(state, self.obs)
 
     def _reset(self, which, infos, at, **how):
@@ -164,15 +164,14 @@ class VectorSlot(Slot):
     def _look_for_final(self, info, rows):
         "SameStep returns the next episode's first state; take the last one of this from `info`"
         same = self.mode == AutoresetMode.SAME_STEP
-        if not same and type(info) is dict and _FINAL not in info:
+        if not same and _FINAL not in info:
             return
         for i in np.flatnonzero(self.over):
             final = of_env(info, _FINAL, i)
             if (final is MISSING) == same:
                 said = 'without' if same else 'with'
                 what = f'ended {said} its last observation in info'
-                own = info[i] if isinstance(info, (list, tuple)) else info
-                got = sorted(k for k in map(str, own) if k[:1] != '_')
+                got = sorted(k for k in map(str, info) if k[:1] != '_')
                 expected = f"{'' if same else 'no '}info['final_obs']"
                 raise _wrong_mode(self, i, what, f'info with {got or "nothing"}', expected)
             if same:

@@ -194,15 +194,15 @@ def test_unnamed_agents_need_room():
     assert len(take(GymStepper(Agents(Unnamed(), room=3), seed=0), 5)) == 5
 
 
-@pytest.mark.parametrize('drop, what', [(0, 'observations'), (3, 'truncations')])
-def test_what_an_environment_leaves_out_is_named(drop, what):
+@pytest.mark.parametrize('drop', [0, 3])
+def test_an_agent_that_an_environment_leaves_out_is_named(drop):
     class Drops(Script):
         def step(self, actions):
             out = [*super().step(actions)]
             out[drop] = {n: x for n, x in out[drop].items() if n != 'b'}
             return tuple(out)
 
-    with pytest.raises(EnvError, match=f"agent 'b' acted, and is missing in {what}"):
+    with pytest.raises(EnvError, match="KeyError: 'b'"):
         take(GymStepper(Drops()), 1)
 
 

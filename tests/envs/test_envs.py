@@ -5,7 +5,7 @@ import pickle, re, warnings
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
-from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
@@ -268,12 +268,6 @@ def no_mask(info, env):
     return {k: v for k, v in info.items() if k != '_final_obs'}
 
 
-def as_list(info, env):
-    return [
-        {} if i is None else dict(final_obs=i) for i in info.get('final_obs', [None] * env.num_envs)
-    ]
-
-
 def as_batch(info, env):
     "An array with zeros for those whose episodes go on"
     if 'final_obs' not in info:
@@ -285,15 +279,14 @@ def as_batch(info, env):
 
 FORMS = dict(
     no_mask=lambda env: Said(env, no_mask),
-    as_list=lambda env: Said(env, as_list),
     as_batch=lambda env: Said(env, as_batch),
-    gymnasium=lambda env: DictInfoToList(RecordEpisodeStatistics(env)),
+    gymnasium=RecordEpisodeStatistics,
 )
 
 
 @pytest.mark.parametrize('form', FORMS)
 def test_same_step_finds_the_last_observation_in_every_form(form):
-    "Lists of dicts, a batch, no mask: next_state of an ended row is the episode's end"
+    "A batch, no mask: next_state of an ended row is the episode's end"
     env = FORMS[form](vector(makers(SHORT), 'SameStep'))
     assert same_streams(take(GymStepper(env, zeros), 41), scripted_steps(SHORT, 20), 20)
     more = script(2, env=3)
