@@ -177,35 +177,30 @@ class _Decoder:
             return e.clone()
         if type(e) in (list, tuple):
             return type(e)(self._all(e, old))
-        if not e['kind'].isalpha():
-            raise Misfit(f'kind {e["kind"]!r}'[:80], 'what was encoded')
-        return getattr(self, f'_{e["kind"]}')(e, old)
+        kind = e['kind']
+        if kind == 'deque':
+            return deque(self._all(e['items'], old), e['most'])
+        if kind == 'dict':
+            olds = old if isinstance(old, dict) else {}
+            pairs = [(self.decode(k), v) for k, v in e['items']]
+            return {k: self.decode(v, olds.get(k)) for k, v in pairs}
+        if kind == 'same':
+            return self.arrays[e['place']]
+        if kind == 'scalar':
+            return _unpacked(e)[()]
+        if kind == 'array':
+            self.arrays.append(_unpacked(e))
+            return self.arrays[-1]
+        if kind == 'generator':
+            return generator(self.decode(e['state']))
+        if kind not in ('space', 'game', 'mujoco', 'own', 'env'):
+            raise Misfit(f'kind {kind!r}'[:80], 'what was encoded')
+        return getattr(self, f'_{kind}')(e, old)
 
     def _all(self, items, old):
         olds = list(old) if isinstance(old, (list, tuple, deque)) else []
         olds += [None] * len(items)
         return [self.decode(v, o) for v, o in zip(items, olds)]
-
-    def _deque(self, e, old):
-        return deque(self._all(e['items'], old), e['most'])
-
-    def _dict(self, e, old):
-        olds = old if isinstance(old, dict) else {}
-        pairs = [(self.decode(k), v) for k, v in e['items']]
-        return {k: self.decode(v, olds.get(k)) for k, v in pairs}
-
-    def _same(self, e, old):
-        return self.arrays[e['place']]
-
-    def _scalar(self, e, old):
-        return _unpacked(e)[()]
-
-    def _array(self, e, old):
-        self.arrays.append(_unpacked(e))
-        return self.arrays[-1]
-
-    def _generator(self, e, old):
-        return generator(self.decode(e['state']))
 
     def _space(self, e, old):
         random = decode(e['random'])

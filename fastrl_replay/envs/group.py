@@ -110,14 +110,10 @@ class EnvGroup:
 
     def _decide(self, columns):
         "Which columns rows have"
-        more = [pair for dtypes in columns.values() for pair in dtypes.items()]
-        names = [name for name, _ in more]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ActionError('GymStepper', 'columns of the policy, or of info', twice, 'once each')
-        self.dtype = step_dtype(*self.spaces, **dict(more))
+        policys, infos = columns.get('policy', {}), columns.get('info', {})
+        self.dtype = step_dtype(*self.spaces, **columns['slots'], **policys, **infos)
         fields = self.dtype.fields
-        names = [n for n in fields if n not in ('state', 'action', *names)]
+        names = [n for n in step_dtype(*self.spaces).names if n not in ('state', 'action')]
         self.result = np.dtype(
             dict(
                 names=names,
@@ -194,7 +190,7 @@ class EnvGroup:
         self.ended = any(outcomes)
         if max(outcomes) > 1:
             firsts = [slice(slot.n - (out >> 1)) for slot, out in zip(self.slots, outcomes)]
-            rows = rows[self._places(firsts)]
+            rows = rows[firsts[0] if len(firsts) == 1 else self._places(firsts)]
         if self.infos is not None and len(rows):
             made = self._places([slot.made for slot in self.slots])
             rows = self._add(rows, 'info', {k: self.infos.rows[k][made] for k in self.entries})
