@@ -452,11 +452,6 @@ def test_catch_is_an_environment(kwargs):
     assert len(rewards) == env.fruits and set(rewards) <= {1.0, -1.0}
 
 
-@pytest.mark.parametrize('kwargs', [dict(size=4), dict(fruits=0), dict(size=6, speed=6)])
-def test_no_such_catch(kwargs):
-    assert 'Catch: ' in error(Catch, **kwargs)
-
-
 # ---- recipes ----
 
 SMALL = {**TINY, 'max_sz': 500, 'threads': 1}
