@@ -10,14 +10,14 @@ import numpy as np, torch
 from gymnasium import spaces
 from ..steps.compiled import njit
 from ..steps.errors import ActionError
-from ..steps.nested import fields_of
+from ..steps.nested import dotted, fields_of, nest
 
 # %% ../../nbs/envs/actions.ipynb #91de7281
 def as_array(x) -> np.ndarray:
     "What a policy returned, as an array"
     if isinstance(x, torch.Tensor):
         return x.detach().cpu().numpy()
-    return np.array([as_array(v) for v in x]) if isinstance(x, (list, tuple)) else np.asarray(x)
+    return np.asarray(x)
 
 
 @njit
@@ -29,7 +29,7 @@ def _first_outside(a, low, high):
     return -1
 
 # %% ../../nbs/envs/actions.ipynb #ed0c184e
-def _bounds(space):  # inclusive, or None where every value is fine
+def _bounds(space):  # inclusive
     if isinstance(space, spaces.Discrete):
         return int(space.start), int(space.start + space.n - 1)
     if isinstance(space, spaces.MultiDiscrete):
@@ -47,77 +47,49 @@ def check_action(
     clip: bool = None,  # clip to `Box` bounds: all (True), none (False), rounding errors (None)
 ):  # arrays [n, ...] of the space's dtype, nested as the space is
     "Convert actions to what the environments expect; raise `ActionError` if they don't fit"
-    if isinstance(space, spaces.Dict):
-        if not isinstance(action, dict) or action.keys() != space.spaces.keys():
-            raise ActionError('GymStepper', name, action, f'a dict of {list(space.spaces)}')
-        return {
-            k: check_action(action[k], s, n, f'{name}[{k!r}]', clip)
-            for k, s in space.spaces.items()
-        }
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(action, (tuple, list)) or len(action) != len(space.spaces):
-            raise ActionError('GymStepper', name, action, f'a tuple of {len(space.spaces)}')
-        pairs = enumerate(zip(action, space.spaces))
-        return tuple(check_action(a, s, n, f'{name}[{i}]', clip) for i, (a, s) in pairs)
-    return _check_leaf(action, space, n, name, clip)
+    parts = fields_of(space)
+    if parts is None:
+        return _check_leaf(action, space, n, name, clip)
+    given = fields_of(tuple(action) if isinstance(action, list) else action)
+    if given is None or given.keys() != parts.keys():
+        expected = f'a {type(space).__name__.lower()} of {list(parts)}'
+        raise ActionError('GymStepper', name, action, expected)
+
+    def part(k):
+        return check_action(given[k], parts[k], n, dotted(name, k), clip)
+
+    return nest(list(parts), part)
 
 # %% ../../nbs/envs/actions.ipynb #67aeed30
 def _within(a, low, high):
     return ((low <= a) & (a <= high)).reshape(len(a), -1).all(1)  # false for NaN
 
 
-def _to_bounds(a, low, high, eps):
-    "Floats that are a rounding error outside their bounds, at the bounds; others as they are"
+def _nearest(a, low, high, eps):  # eps: of the coarser type of floats; None: clip all
+    "Numbers at their bounds if they are outside by a rounding error; others as they are"
+    clipped = np.clip(a, low, high)  # NaN stays NaN
+    if eps is None:
+        return clipped
     low, high = (np.asarray(b, np.float64) for b in (low, high))
     size = np.maximum(*(np.where(np.isfinite(b), abs(b), 0.0) for b in (low, high)))
-    slack = 4 * eps * size  # for a centre, a width, their product, a sum
-    near = np.isfinite(a) & (low - slack <= a) & (a <= high + slack)
-    return np.where(near, np.clip(a, low, high), a).astype(a.dtype)
-
-# %% ../../nbs/envs/actions.ipynb #83533ad7
-def _nearly_within(a, given, space, name, clip):  # given: the dtype that the policy returned
-    "Actions some of which are outside: at their bounds, or an `ActionError`"
-    (low, high), box = _bounds(space), isinstance(space, spaces.Box)
-    floats = [
-        np.finfo(d).eps for d in (given, space.dtype) if d.kind == 'f' and space.dtype.kind == 'f'
-    ]
-    if clip and box:
-        a = np.clip(a, low, high)  # NaN stays NaN
-    elif floats and clip is None:
-        a = _to_bounds(a, low, high, max(floats))
-    fine = _within(a, low, high)
-    if fine.all():
-        return a
-    bad = int(np.argmin(fine))
-    raise ActionError(
-        'GymStepper',
-        f'{name} of environment {bad} is outside its space',
-        a[bad],
-        space,
-        'clip it in the policy' + ', or GymStepper(…, clip=True)' * box,
-    )
+    # for a centre, a width, their product, a sum
+    return np.where(abs(a - clipped) <= 4 * eps * size, clipped, a).astype(a.dtype)
 
 # %% ../../nbs/envs/actions.ipynb #09be99bb
 def _check_leaf(action, space, n, name, clip):
     try:
         a = as_array(action)
-    except ValueError as e:
+    except ValueError:
+        a = np.array(None)  # parts of different lengths
+    if n == 1 and a.shape == space.shape:
+        a = a[None]
+    if a.shape != (n, *space.shape):
         raise ActionError(
             'GymStepper',
             f'shape of {name}',
-            action,
+            list(a.shape),
             f'{[n, *space.shape]}: {n} environments of {space}',
-        ) from e
-    if a.shape != (n, *space.shape):
-        if n == 1 and a.shape == space.shape:
-            a = a[None]
-        else:
-            raise ActionError(
-                'GymStepper',
-                f'shape of {name}',
-                list(a.shape),
-                f'{[n, *space.shape]}: {n} environments of {space}',
-            )
+        )
     # any whole number will do where the space has it
     whole = a.dtype.kind in 'iub' and space.dtype.kind in 'iu'
     if not whole and not np.can_cast(a.dtype, space.dtype, 'same_kind'):
@@ -132,53 +104,40 @@ def _check_leaf(action, space, n, name, clip):
     # first, or a bound of .1 is not the .1 of float32
     if not whole:
         a = a.astype(space.dtype)
-    if not _within(a, low, high).all():
-        a = _nearly_within(a, given, space, name, clip)
+    fine = _within(a, low, high)
+    if not fine.all() and isinstance(space, spaces.Box) and clip is not False:
+        floats = given.kind == 'f' and space.dtype.kind == 'f'
+        eps = max(np.finfo(d).eps for d in (given, space.dtype)) if floats else 0
+        a = _nearest(a, low, high, None if clip else eps)
+        fine = _within(a, low, high)
+    if not fine.all():
+        bad = int(np.argmin(fine))
+        raise ActionError(
+            'GymStepper',
+            f'{name} of environment {bad} is outside its space',
+            a[bad],
+            space,
+            'clip it in the policy; or GymStepper(…, clip=True), for a Box',
+        )
     return a.astype(space.dtype)
 
 # %% ../../nbs/envs/actions.ipynb #58525c22
-def _fits(x, space):
-    "Is `x` nested as the elements of `space` are?"
-    parts = fields_of(space)
-    given = fields_of(x)
-    if parts is None:
-        return not isinstance(x, dict)
-    return (
-        given is not None
-        and given.keys() == parts.keys()
-        and all(_fits(given[k], s) for k, s in parts.items())
-    )
-
-
 def split_answer(
     out,  # what the policy returned
     recurrent: bool,  # has it a hidden state?
     space: spaces.Space,  # of an action
 ) -> tuple:  # action, hidden (or None), extra columns
     "Take apart what a policy returned"
-    is_action = (
-        isinstance(space, spaces.Dict)
-        and isinstance(out, dict)
-        and out.keys() == space.spaces.keys()
-    )
-    if isinstance(out, dict) and 'action' in out and not is_action:
+    if isinstance(out, dict) and 'action' in out and out.keys() != (fields_of(space) or {}).keys():
         out = dict(out)
         return out.pop('action'), out.pop('hidden', None), out
-    extra = {}
-    columns = isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], dict)
-    bare = isinstance(space, spaces.Tuple) and not recurrent and (_fits(out, space) or not columns)
-    if isinstance(out, tuple) and not bare:
-        if len(out) > 1 and isinstance(out[-1], dict) and not (recurrent and len(out) == 2):
-            *out, extra = out
-        if recurrent and len(out) == 2:
-            return out[0], out[1], extra
-        if len(out) == 1:
-            return out[0], None, extra
-    if recurrent:
-        raise ActionError(
-            'GymStepper', 'a policy with initial_hidden', type(out).__name__, 'action, hidden'
-        )
-    return out, None, extra
+    if not recurrent:
+        return out, None, {}
+    if isinstance(out, tuple) and len(out) == 2:
+        return *out, {}
+    raise ActionError(
+        'GymStepper', 'a policy with initial_hidden', type(out).__name__, 'action, hidden'
+    )
 
 # %% ../../nbs/envs/actions.ipynb #93564c0c
 def action_checker(

@@ -8,7 +8,8 @@ __all__ = ['AgentsSlot']
 # %% ../../nbs/envs/agent_slots.ipynb #794817fc
 import numpy as np
 from gymnasium.vector.utils import create_empty_array
-from .checks import as_flag, as_number, check_shape
+from .checks import as_flags, as_numbers, check_shape
+from .envstate import decode
 from .slots import Slot
 from ..steps.errors import ArgumentError
 from ..steps.nested import map_leaves, pick, put, tupler
@@ -21,49 +22,36 @@ class AgentsSlot(Slot):
     columns = dict(agent=np.int32, moment=np.int64)
 
     def __init__(self, env, env_id, seed):
-        super().__init__(env, env_id, seed, env.single_observation_space, env.single_action_space)
-        self.n = n = env.num_envs
+        spaces = env.single_observation_space, env.single_action_space
+        super().__init__(env, env_id, seed, *spaces, env.num_envs)
         # at each place, also while it isn't there
-        self.names = [*env.named, *[''] * (n - len(env.named))]
-        # who acts next; whose memory must begin anew
-        self.there = np.zeros(n, bool)
-        self.fresh = np.ones(n, bool)
-        # episode, step
-        self.counts = np.zeros((n, 2), np.int32)
-        self.totals = np.zeros(n)
+        self.names = [*env.named, *[''] * (self.n - len(env.named))]
         self.moment = 0
-        self.tuple_obs = tupler(env.single_observation_space)
-        self.made = {}
+        self.tuple_obs = tupler(self.observation_space)
+        self.made = []  # the places that had a row in the last step
 
-    idle = property(lambda self: ~self.there)  # does it matter what a policy says?
+    idle = property(lambda self: self.over)  # does it matter what a policy says?
 
-    def stands(self, i):
-        return self.counts[i]
+    def _own(self):
+        return dict(super()._own(), names=self.names, moment=self.moment)
 
-    def entries(self):
-        return self.made
+    def load_state_dict(self, state, seed):
+        anew = super().load_state_dict(state, seed)
+        own = decode(state['own'])
+        self.names = own['names']
+        self.moment = own['moment']
+        return anew
 
     def leave(self):
         "End all episodes; new ones begin"
-        # agents without a row don't count
-        self.counts[self.there & (self.counts[:, 1] == 0), 0] -= 1
-        self.there[:], self.fresh[:] = False, True
-
-    def where(self, e):
-        here = [self.names[p] for p in np.flatnonzero(self.there)]
-        return (
-            f'the environment of agents {self.env_id} to {self.env_id + self.n - 1} '
-            f'({", ".join(map(str, here)) or "none is there"})',
-            f'episodes {self.counts[:, 0].tolist()}',
-            (self.counts[:, 1] + 1).tolist(),
-        )
+        self.counts[:, 2] = 1
 
     def _place(self, name):
         "Return an agent's place; a new agent takes a free one, ideally one that never had a name"
         if name in self.names:
             return self.names.index(name)
         taken = {*self.env.parallel.agents}
-        free = [p for p in range(self.n) if not self.there[p] and self.names[p] not in taken]
+        free = [p for p in range(self.n) if self.over[p] and self.names[p] not in taken]
         if not free:
             raise ArgumentError(
                 'GymStepper',
@@ -80,78 +68,61 @@ class AgentsSlot(Slot):
         check_shape(obs, self.observation_space, f'observation of agent {self.names[place]!r}')
         map_leaves(lambda kept, x: kept.__setitem__(place, x), self.obs, obs)
 
-    def begin(self, state):
+    def begin(self, state, infos, at):
         "Be ready to act: reset the environment where no agent is there"
-        if not self.there.any():
-            self._reset()
-        put(state, self.obs)
-
-    def _reset(self):
-        parallel = self.env.parallel
-        obs, infos = parallel.reset() if self.seed is None else parallel.reset(seed=self.seed)
-        if self.obs is None:
-            self.obs = create_empty_array(self.observation_space, self.n, fn=np.zeros)
-        self._join(obs, infos, ())
-        if not self.there.any():
+        if self.over.all():
+            parallel = self.env.parallel
+            seeded = {} if self.seed is None else dict(seed=self.seed)
+            obs, told = parallel.reset(**seeded)
+            if self.obs is None:
+                self.obs = create_empty_array(self.observation_space, self.n, fn=np.zeros)
+            self._join(obs, told, (), infos, at)
+            self.seed = None
+        if self.over.all():
             raise ArgumentError(
                 'GymStepper',
                 'agents after a reset',
-                parallel.agents,
+                self.env.parallel.agents,
                 'at least one, with its observation',
             )
-        self.seed = None
+        put(state, self.obs)
 
-    def _join(self, obs, infos, ended):  # ended: names whose episodes just did
+    def _join(self, obs, told, ended, infos, at):  # ended: names whose episodes just did
         "Agents that were not there begin an episode"
         for name in self.env.parallel.agents:
-            if name in ended or name in self.names and self.there[self.names.index(name)]:
-                continue
-            if name not in obs:
-                continue  # it comes later
+            here = name in self.names and not self.over[self.names.index(name)]
+            if here or name in ended or name not in obs:
+                continue  # without an observation, it comes later
             place = self._place(name)
             self._see(place, obs[name])
-            if self.info is not None:
-                self.info.one(place, infos.get(name, {}), self.needed, f' of agent {name!r}')
-            self.counts[place] += 1, -self.counts[place, 1]
-            self.totals[place], self.there[place], self.fresh[place] = 0.0, True, True
+            if infos is not None:
+                infos.reset(at + place, told.get(name, {}), f' of agent {name!r}')
+            self.counts[place] = self.counts[place, 0] + 1, 0, 0
+            self.totals[place] = 0.0
 
-    def act(self, actions, i, rows, result):
+    def act(self, actions, at, rows, result, infos):
         "Step it with the actions of those that are there, and write what came into their rows"
-        here = np.flatnonzero(self.there).tolist()
-        rows = rows[i : i + self.n] if self.n < len(rows) else rows
-        came = self.env.parallel.step({self.names[p]: pick(actions, i + p) for p in here})
+        here = np.flatnonzero(~self.over).tolist()
+        rows = rows[at : at + self.n]
+        came = self.env.parallel.step({self.names[p]: pick(actions, at + p) for p in here})
         n = len(here)
-        if n < self.n:
-            rows[:n] = rows[here]
+        rows[:n] = rows[here]
         rows['agent'][:n], rows['moment'][:n] = here, self.moment
         self.moment += 1
-        self.fresh = ~self.there
-        ended = [self.names[p] for k, p in enumerate(here) if self._write(result, k, p, came)]
-        if self.info is not None:
-            # before others take places that are free now
-            self.made = {k: a[here] for k, a in self.info.arrays.items()}
-        self._join(came[0], came[4], ended)
+        for k, place in enumerate(here):
+            self._write(result, k, place, came, infos, at)
+        self.made = here
+        ended = [self.names[p] for p in here if self.over[p]]
+        self._join(came[0], came[4], ended, infos, at)
         return 2 * (self.n - n) + bool(ended)
 
-    def _write(self, result, k, place, came) -> bool:  # k: of the row
-        "The row of one agent; did its episode end?"
+    def _write(self, result, k, place, came, infos, at):  # k: of the row
+        "The row of one agent"
         name = self.names[place]
-        count = self.counts[place]
-        missing = [what for what, x in zip(_WHAT, came) if name not in x]
-        if missing:
-            raise ArgumentError(
-                'GymStepper',
-                f'agent {name!r} acted, and is missing in {" and ".join(missing)}',
-                list(came[0]),
-                f'an entry for each agent that acted, {name!r} too, also where its episode ends',
-            )
-        obs, reward, terminated, truncated = (x[name] for x in came[:4])
+        obs, *numbers = (x[name] for x in came[:4])
         self._see(place, obs)
-        number = as_number(reward, f'reward of agent {name!r}')
-        terminated, truncated = (
-            as_flag(x, f'{what} of agent {name!r}')
-            for what, x in (('terminated', terminated), ('truncated', truncated))
-        )
+        (reward,) = as_numbers(numbers[0], 1, f'reward of agent {name!r}')
+        terminated, truncated = as_flags(numbers[1:], 2, f'end of agent {name!r}').tolist()
         over = terminated or truncated
         if not over and name not in self.env.parallel.agents:
             raise ArgumentError(
@@ -160,9 +131,11 @@ class AgentsSlot(Slot):
                 'no end of its episode',
                 'terminated, or truncated where it was just broken off',
             )
-        if self.info is not None:
-            self.info.one(place, came[4].get(name, {}), None, f' of agent {name!r}')
-        count[1] += 1
+        if infos is not None:
+            infos.step(at + place, came[4].get(name, {}), f' of agent {name!r}')
+        number = np.float32(reward)
+        episode, step, _ = self.counts[place].tolist()
+        self.counts[place] = episode, step + 1, over
         self.totals[place] += float(number)
         result[k] = (
             number,
@@ -170,12 +143,7 @@ class AgentsSlot(Slot):
             terminated,
             truncated,
             self.env_id + place,
-            *count,
+            episode,
+            step + 1,
             self.totals[place],
         )
-        if over:
-            self.there[place], self.fresh[place] = False, True
-        return over
-
-# %% ../../nbs/envs/agent_slots.ipynb #83cfea9a
-_WHAT = 'observations', 'rewards', 'terminations', 'truncations'

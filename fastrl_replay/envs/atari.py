@@ -9,7 +9,7 @@ __all__ = ['register_games', 'atari', 'EpisodicLife']
 import importlib
 import gymnasium as gym
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, StickyAction
-from ..steps.errors import ArgumentError, not_installed, number, whole
+from ..steps.errors import ArgumentError, in_words, not_installed, number
 
 # %% ../../nbs/envs/atari.ipynb #27e10c07
 def _of_extra(module, package):
@@ -35,35 +35,20 @@ def atari(
     sticky: float = 0.0,  # how likely it is that a picture still has the action of the one before
 ) -> gym.Env:
     "The usual preparation of Atari's games: observations are [stack, size, size] of gray pixels"
-    skips = getattr(env.unwrapped, '_frameskip', None)
-    if not hasattr(env.unwrapped, 'ale'):
-        raise ArgumentError(
-            'atari',
-            'the environment',
-            env.unwrapped,
-            "one of Atari's games",
-            'ALE/Pong-v5(frameskip=1)',
-        )
-    if skips != 1:
-        raise ArgumentError(
-            'atari',
-            'frameskip of the environment',
-            skips,
-            '1: atari skips by itself',
-            'make it with frameskip=1, as ALE/Pong-v5(frameskip=1)',
-        )
-    for name, x, least in (
-        ('noops', noops, 0),
-        ('skip', skip, 1),
-        ('size', size, 1),
-        ('stack', stack, 1),
-    ):
-        whole('atari', name, x, least)
     number('atari', 'sticky', sticky, 0, 1)
     _of_extra('cv2', 'opencv-python-headless')
     if sticky:
         env = StickyAction(env, sticky)
-    return FrameStackObservation(AtariPreprocessing(env, noops, skip, size), stack)
+    try:
+        return FrameStackObservation(AtariPreprocessing(env, noops, skip, size), stack)
+    except (AttributeError, TypeError, ValueError) as e:
+        raise ArgumentError(
+            'atari',
+            'the environment, or a setting',
+            in_words(e),
+            "one of Atari's games",
+            'make it with frameskip=1, as ALE/Pong-v5(frameskip=1)',
+        ) from e
 
 # %% ../../nbs/envs/atari.ipynb #db544e6c
 class EpisodicLife(gym.Wrapper):
@@ -84,14 +69,6 @@ class EpisodicLife(gym.Wrapper):
             self.next = None
             return obs, dict(lives=self.lives)
         obs, info = self.env.reset(seed=seed, options=options)
-        if 'lives' not in info:
-            raise ArgumentError(
-                'EpisodicLife',
-                'info of the environment',
-                [*info] or 'nothing',
-                'the number of lives',
-                "leave it out where the environment is none of Atari's games",
-            )
         self.lives = info['lives']
         self.next = None
         return obs, info

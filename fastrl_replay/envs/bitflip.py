@@ -8,7 +8,6 @@ __all__ = ['BitFlip']
 # %% ../../nbs/envs/bitflip.ipynb #61f29bdd
 import gymnasium as gym, numpy as np
 from gymnasium import spaces
-from ..steps.errors import whole
 
 # %% ../../nbs/envs/bitflip.ipynb #c60345cd
 class BitFlip(gym.Env):
@@ -18,7 +17,8 @@ class BitFlip(gym.Env):
         self,
         bits: int = 10,  # number of bits to flip
     ):
-        self.bits, space = whole('BitFlip', 'bits', bits, 1), spaces.MultiBinary(bits)
+        self.bits = bits
+        space = spaces.MultiBinary(bits)
         self.observation_space = spaces.Dict(
             observation=space, achieved_goal=space, desired_goal=space
         )

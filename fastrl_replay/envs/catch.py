@@ -8,7 +8,6 @@ __all__ = ['Catch']
 # %% ../../nbs/envs/catch.ipynb #aac772cd
 import gymnasium as gym, numpy as np
 from gymnasium import spaces
-from ..steps.errors import whole
 
 # %% ../../nbs/envs/catch.ipynb #9b4e6ac9
 class Catch(gym.Env):
@@ -21,11 +20,10 @@ class Catch(gym.Env):
         fruits: int = 10,  # in an episode
         speed: int = 2,  # cells that a fruit goes aside in a step, at most
     ):
-        self.size, self.scale = whole('Catch', 'size', size, 5), whole('Catch', 'scale', scale, 1)
-        self.fruits, self.speed = (
-            whole('Catch', 'fruits', fruits, 1),
-            whole('Catch', 'speed', speed, 1, size - 1),
-        )
+        self.size = size
+        self.scale = scale
+        self.fruits = fruits
+        self.speed = speed
         self.observation_space = spaces.Box(0, 255, (size * scale, size * scale), np.uint8)
         self.action_space = spaces.Discrete(3)
 

@@ -1,6 +1,5 @@
 """Environments that continue exactly from a checkpoint, or begin a new episode with a warning."""
 
-import random
 import warnings
 from collections import deque
 from itertools import islice
@@ -75,7 +74,7 @@ class Counts(gym.Env):
     )
 
     def __init__(self):
-        self.dice, self.last = random.Random(0), deque([0.0], 3)
+        self.dice, self.last = np.random.default_rng(0), deque([0.0], 3)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

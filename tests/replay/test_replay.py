@@ -672,7 +672,7 @@ def test_batches_are_copies():
 def test_columns_that_batches_need_are_not_taken_twice():
     "A policy's column named like a batch's own is refused with its name"
     pipe = GymStepper(
-        'CartPole-v1', policy=lambda s: (zeros(s), dict(index=s[:, 0]))
+        'CartPole-v1', policy=lambda s: dict(action=zeros(s), index=s[:, 0])
     ).experience_replay()
     # was: numpy's "name already used as a name or title", when the first batch is drawn
     with pytest.raises(ValueError, match="'index'"):
