@@ -12,17 +12,15 @@ import numpy as np, torch
 from gymnasium import spaces
 from torch import nn
 from torch.nn import functional as F
-from ..steps.batches import Sequences
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError, number, whole
 from ..steps.nested import map_leaves
-from .networks import PARTED, feature_layers
-from .policies import Exploring, ask, n_states
+from .base import check_batch
+from .losses import check_shape
+from .networks import feature_layers
+from .policies import Exploring, n_states
 
 # %% ../../nbs/learning/continuous.ipynb #bce8ac52
-_OTHERS = 'another environment, or gymnasium.wrappers.TransformAction(env, f, Box(-1, 1, (n,)))'
-
-
 class BoxBounds:
     "Conversion between actions of a `Box` and numbers from -1 to 1"
 
@@ -31,25 +29,17 @@ class BoxBounds:
         space: spaces.Box,  # of one action; floats with finite bounds
         who: str = 'BoxBounds',  # who asks
     ):
-        remedy = (
-            '.dqn, for values of discrete actions'
-            if isinstance(space, (spaces.Discrete, *PARTED))
-            else _OTHERS
-        )
-        if (
-            not isinstance(space, spaces.Box)
-            or space.dtype.kind != 'f'
-            or not math.prod(space.shape)
-        ):
+        good = isinstance(space, spaces.Box) and space.dtype.kind == 'f' and math.prod(space.shape)
+        if not good:
+            remedy = '.dqn for discrete actions; or gymnasium.wrappers.TransformAction'
             raise ArgumentTypeError(who, 'the action space', space, 'a Box of floats', remedy)
-        fine = np.isfinite(space.low) & np.isfinite(space.high) & (space.low <= space.high)
-        if not fine.all():
+        if not space.is_bounded():
             raise ArgumentError(
                 who,
                 'the bounds of the action space',
                 space,
-                'finite numbers, the lower one first',
-                _OTHERS,
+                'finite numbers',
+                'gymnasium.wrappers.TransformAction(env, f, Box(-1, 1, (n,)))',
             )
         self.space, self.size = space, math.prod(space.shape)
         self.low, self.high = (b.ravel().astype(np.float64) for b in (space.low, space.high))
@@ -151,29 +141,16 @@ class _SideBySide(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 # %% ../../nbs/learning/continuous.ipynb #4741521f
-def _brief(x):
-    return f'{x.dtype} {list(x.shape)}' if isinstance(x, torch.Tensor) else f'a {type(x).__name__}'
-
-
 def actor_values(
     who: str,  # who asks
-    actor,  # states → [n, size], or with `spread` [n, 2*size]
+    actor,  # states → [n, size]
     state,  # [n, ...]
-    size: int,  # numbers of an action
-    spread: bool = False,  # does it give the logarithms of standard deviations, too?
+    size: int,  # of its output
 ) -> torch.Tensor:
     "What an actor gives, before it is squashed"
-    x = ask(who, actor, state)
-    wanted = (n_states(who, state), size * (1 + spread))
-    if isinstance(x, torch.Tensor) and x.is_floating_point() and tuple(x.shape) == wanted:
-        return x
-    raise ArgumentError(
-        who,
-        'what the actor gives',
-        _brief(x),
-        f'floats {list(wanted)}',
-        f'actor_net(…, spread={spread})',
-    )
+    x = actor(state)
+    check_shape(who, 'what the actor gives', x, (n_states(who, state), size))
+    return x
 
 # %% ../../nbs/learning/continuous.ipynb #98769a13
 def critic_values(
@@ -183,22 +160,9 @@ def critic_values(
     action: torch.Tensor,  # [B, size], from -1 to 1
 ) -> torch.Tensor:  # [n, B]
     "What critics give"
-    q = ask(who, critics, state, action)
-    good = (
-        isinstance(q, torch.Tensor)
-        and q.is_floating_point()
-        and q.dim() == 2
-        and q.shape[1] == len(action)
-    )
-    if good and len(q):
-        return q
-    raise ArgumentError(
-        who,
-        'what the critics give',
-        _brief(q),
-        f'floats [n, {len(action)}]',
-        'a row of values for each critic, as Critics(…) gives',
-    )
+    q = critics(state, action)
+    check_shape(who, 'what the critics give', q, ('critics', len(action)))
+    return q
 
 # %% ../../nbs/learning/continuous.ipynb #c26e4434
 def check_rows(
@@ -207,16 +171,7 @@ def check_rows(
     bounds: BoxBounds,  # of the actions
 ):
     "An error where a batch has no rows, or actions of another space"
-    if isinstance(batch, Sequences):
-        raise ArgumentTypeError(
-            who,
-            'a batch',
-            f'Sequences {list(batch.shape)}',
-            '[n] rows',
-            'put it after .experience_replay or .prioritized_replay',
-        )
-    if len(batch.shape) != 1 or not len(batch):
-        raise ArgumentError(who, 'a batch', f'shape {list(batch.shape)}', '[n] rows, at least one')
+    check_batch(who, batch)
     got = batch.dtype['action']
     space = bounds.space
     if got.shape == space.shape and got.base.kind == 'f':
@@ -250,21 +205,12 @@ class _BoxPolicy(Exploring):
         return self.bounds.to_space(unit)
 
     def _answer(self, state):
-        who = type(self).__name__
+        size = self.bounds.size * (1 + self.spread)
         if self.device is not None:
             state = map_leaves(lambda x: x.to(self.device), state)
         with torch.no_grad():
-            x = actor_values(who, self.actor, state, self.bounds.size, self.spread)
-        x = x.double().cpu().numpy()
-        if np.isfinite(x).all():
-            return x
-        raise ArgumentError(
-            who,
-            'what the actor gives',
-            'NaN or infinity among them',
-            'finite numbers',
-            'look at the states, and at the weights of the network',
-        )
+            x = actor_values(type(self).__name__, self.actor, state, size)
+        return x.double().cpu().numpy()
 
 # %% ../../nbs/learning/continuous.ipynb #49887d09
 class SquashedGaussian(_BoxPolicy):

@@ -9,15 +9,14 @@ __all__ = ['action_values', 'has_parts', 'dqn_errors', 'DQNLearner', 'value_exce
 import torch
 from torch import nn
 from torch.nn import functional as F
-from ..steps.batches import Sequences
 from ..steps.core import Steps
-from ..steps.errors import ArgumentError, ArgumentTypeError, number
-from ..steps.row_dtypes import MASK
+from ..steps.errors import number
 from fastrl_replay.learning.base import (
     Follows,
     Learned,
     Learner,
     allowed_next,
+    check_batch,
     check_discrete,
     discounts,
     full,
@@ -27,14 +26,14 @@ from fastrl_replay.learning.registry import (
     ROW_MEMORIES,
     Builder,
     builds,
+    chosen,
     network_layers,
     normalised,
     scheduled,
 )
-from .losses import double_q_target, masked_values
+from .losses import check_shape, double_q_target, masked_values
 from ..pipe import stage
 from .networks import conv_net, value_net
-from .policies import ask
 
 # %% ../../nbs/learning/dqn.ipynb #f331f78b
 def action_values(
@@ -43,38 +42,8 @@ def action_values(
     action: torch.Tensor,  # [...], whole numbers
 ) -> torch.Tensor:  # [...]
     "Return the values of the actions taken; raise if the model gives other than one per action"
-    if action.is_floating_point():
-        raise ArgumentError(
-            who,
-            "column 'action'",
-            action.dtype,
-            'whole numbers',
-            'values are learned for discrete actions only',
-        )
-    tensor = isinstance(values, torch.Tensor)
-    good = (
-        tensor
-        and values.is_floating_point()
-        and values.dim() > 0
-        and values.shape[:-1] == action.shape
-    )
-    if not good:
-        raise ArgumentError(
-            who,
-            'what the model gives',
-            f'{values.dtype} {list(values.shape)}' if tensor else type(values).__name__,
-            f'floats {[*action.shape, "actions"]}'.replace("'", ''),
-            'one value for each action of each state',
-        )
-    try:
-        return values.gather(-1, action.long()[..., None])[..., 0]
-    except (IndexError, RuntimeError) as e:
-        raise ArgumentError(
-            who,
-            "column 'action'",
-            f'{action.min()} to {action.max()}',
-            f'0 to {values.shape[-1] - 1}, as the model has {values.shape[-1]} values',
-        ) from e
+    check_shape(who, 'what the model gives', values, (*action.shape, 'actions'))
+    return values.gather(-1, action.long()[..., None])[..., 0]
 
 # %% ../../nbs/learning/dqn.ipynb #b0920001
 def has_parts(
@@ -83,27 +52,6 @@ def has_parts(
     "Is each action several whole numbers, as in `MultiDiscrete` and `MultiBinary` spaces?"
     action = batch.dtype['action']
     return action.base.kind in 'iu' and len(action.shape) == 1
-
-
-def _branch_goals(q, batch, discount, chooser, judge):
-    "One target for all parts: the mean of what the best action of each is worth"
-    if MASK in batch.dtype.names:
-        raise ArgumentError(
-            'dqn_errors',
-            f'column {MASK!r}: an action has several parts',
-            f'{q.shape[1]} parts',
-            'no mask',
-            f'leave {MASK!r} out of info=',
-        )
-    if torch.isinf(q).any():
-        raise ArgumentError(
-            'dqn_errors',
-            "column 'action'",
-            f'up to {batch.action.amax(0).tolist()}',
-            'actions that the parts of the model have',
-        )
-    worth = judge.gather(-1, chooser.argmax(-1, keepdim=True))[..., 0].mean(-1)
-    return (batch.reward + discount * worth)[:, None].expand_as(q)
 
 
 def _of_rows(x):
@@ -121,24 +69,18 @@ def dqn_errors(
     several = has_parts(batch)
     if not several:
         check_discrete('dqn_errors', batch)
-    values = ask('dqn_errors', model, batch.state)
-    # an error
-    if several and getattr(values, 'ndim', 0) != 3:
-        check_discrete('dqn_errors', batch)
-    q = action_values('dqn_errors', values, batch.action)
+    q = action_values('dqn_errors', model(batch.state), batch.action)
     with torch.no_grad():
         after = target(batch.next_state)
+        chooser = model(batch.next_state) if double else after
         discount = discounts(batch, gamma)
-        if several:
-            return q, _branch_goals(
-                q, batch, discount, model(batch.next_state) if double else after, after
-            )
-        allowed = allowed_next('dqn_errors', batch, discount, after.shape[-1])
-        if double:
-            goal = double_q_target(batch.reward, discount, model(batch.next_state), after, allowed)
-        else:
-            goal = batch.reward + discount * masked_values(after, allowed).max(1).values
-    return q, goal
+        allowed = allowed_next('dqn_errors', batch, discount)
+        if not several:
+            return q, double_q_target(batch.reward, discount, chooser, after, allowed)
+        # one target for all parts: the mean of what the best action of each is worth
+        best = masked_values(chooser, allowed).argmax(-1, keepdim=True)
+        worth = after.gather(-1, best)[..., 0].mean(-1)
+        return q, (batch.reward + discount * worth)[:, None].expand_as(q)
 
 # %% ../../nbs/learning/dqn.ipynb #31789899
 @stage('dqn')
@@ -174,36 +116,21 @@ class DQNLearner(Learner):
             conservative=number('DQNLearner', 'conservative', conservative),
         )
 
-    def _excess(self, batch):
-        with self.arithmetic():
-            return _of_rows(
-                full(value_excess(ask('DQNLearner', self.model, batch.state), batch.action))
-            )
-
     def learn(
         self,
         batch: Steps,  # [B]
     ) -> dict:  # floats by name
         "One update: loss, norm of the gradient, mean error, mean value"
-        if isinstance(batch, Sequences):
-            raise ArgumentTypeError(
-                'DQNLearner',
-                'a batch',
-                f'Sequences {list(batch.shape)}',
-                '[n] rows',
-                '.r2d2 for sequences',
-            )
-        if len(batch.shape) != 1 or not len(batch):
-            raise ArgumentError(
-                'DQNLearner', 'a batch', f'shape {list(batch.shape)}', '[n] rows, at least one'
-            )
+        check_batch('DQNLearner', batch)
         there = batch.to(self.device)
         with self.arithmetic():
             q, goal = map(full, dqn_errors(self.model, self.target, there, self.gamma, self.double))
         loss = _of_rows(F.smooth_l1_loss(q, goal, reduction='none'))
         td = goal - q.detach()
         if self.conservative:
-            loss = loss + self.conservative * self._excess(there)
+            with self.arithmetic():
+                excess = full(value_excess(self.model(there.state), there.action))
+            loss = loss + self.conservative * _of_rows(excess)
         if 'weight' in batch.dtype.names:
             loss = loss * there.weight
         record = self.step(loss.mean(), td=td.abs().mean(), q=q.detach().mean())
@@ -241,11 +168,7 @@ class DQNBuilder(Builder):
     def learner(self, batches, model, s):
         return batches.dqn(
             model,
-            s['gamma'],
-            scheduled(s, 'lr'),
-            s['double'],
-            s['target_every'],
-            s['tau'],
-            s['max_norm'],
+            lr=scheduled(s, 'lr'),
             conservative=s.get('conservative', 0.0),
+            **chosen(s, 'gamma', 'double', 'target_every', 'tau', 'max_norm'),
         )

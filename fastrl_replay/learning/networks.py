@@ -12,7 +12,7 @@ import numpy as np, torch
 from gymnasium import spaces
 from torch import nn
 from ..steps.errors import ArgumentError, ArgumentTypeError
-from ..steps.nested import named_leaves, space_dtype
+from ..steps.nested import fields_of, named_leaves, space_dtype
 
 # %% ../../nbs/learning/networks.ipynb #1102942e
 class FlattenSpace(nn.Module):
@@ -31,28 +31,25 @@ class FlattenSpace(nn.Module):
 
 # %% ../../nbs/learning/networks.ipynb #0332fb08
 def _flat(x, space):
-    if isinstance(space, spaces.Dict):
-        return torch.cat([_flat(x[k], s) for k, s in space.spaces.items()], -1)
-    if isinstance(space, spaces.Tuple):
-        return torch.cat([_flat(v, s) for v, s in zip(x, space.spaces)], -1)
+    parts = fields_of(space)
+    if parts is not None:
+        values = fields_of(x)
+        return torch.cat([_flat(values[k], s) for k, s in parts.items()], -1)
+    if not space.shape:
+        x = x[..., None]
+    elif len(space.shape) > 1:
+        x = x.flatten(-len(space.shape))
     if isinstance(space, spaces.Discrete):
         return _ones(x, space.start, space.n)
     if isinstance(space, spaces.MultiDiscrete):
-        return _flat_many(x, space)
-    if len(space.shape) > 1:
-        return x.float().flatten(-len(space.shape))
-    return x.float() if space.shape else x.float()[..., None]
-
-
-def _flat_many(x, space):
-    x = x.flatten(-len(space.shape)) if len(space.shape) > 1 else x
-    parts = zip(space.start.ravel(), space.nvec.ravel())
-    return torch.cat([_ones(x[..., i], s, n) for i, (s, n) in enumerate(parts)], -1)
+        places = enumerate(zip(space.start.flat, space.nvec.flat))
+        return torch.cat([_ones(x[..., i : i + 1], s, n) for i, (s, n) in places], -1)
+    return x.float()
 
 
 def _ones(x, start, n):
     "A one at its place; nowhere, where there is no such place (padding is all 0)"
-    return (x[..., None] == torch.arange(int(start), int(start + n), device=x.device)).float()
+    return (x == torch.arange(int(start), int(start + n), device=x.device)).float()
 
 # %% ../../nbs/learning/networks.ipynb #6c67e3d8
 def is_image(
@@ -75,7 +72,7 @@ def has_images(
 _LAYERS = {  # minimum shorter side of the image → channels, kernel size and stride of each layer
     36: ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     12: ((32, 4, 2), (64, 3, 1)),
-    3: ((16, 3, 1),),
+    0: ((16, 3, 1),),
 }
 
 # %% ../../nbs/learning/networks.ipynb #cd0840db
@@ -87,38 +84,23 @@ class ConvLayers(nn.Module):
         space: spaces.Box,  # of one observation: [H,W], [C,H,W], [H,W,C] or [stack,H,W,C]
     ):
         super().__init__()
-        if not is_image(space):
-            raise ArgumentTypeError('ConvLayers', 'the space', space, 'a Box of images')
-        self.shape, self.highest = (
-            space.shape,
-            float(space.high.max()) if space.dtype == np.uint8 else 1.0,
-        )
+        self.shape = space.shape
+        self.highest = float(space.high.max()) if space.dtype == np.uint8 else 1.0
         *stack, a, b, c = self.shape if len(self.shape) > 2 else (1, *self.shape)
         self.last = c < a  # are channels the last axis?
         channels, *sides = (c, a, b) if self.last else (a, b, c)
-        fits = next((layers for least, layers in _LAYERS.items() if min(sides) >= least), None)
-        if not fits:
-            raise ArgumentError(
-                'ConvLayers', 'images', f'{sides[0]} × {sides[1]} pixels', 'at least 3 × 3'
-            )
-        found = []
         channels = channels * math.prod(stack)
-        for wide, side, stride in fits:
+        found = []
+        for wide, side, stride in next(l for least, l in _LAYERS.items() if min(sides) >= least):
             found += [nn.Conv2d(channels, wide, side, stride), nn.ReLU()]
             channels = wide
             sides = [(s - side) // stride + 1 for s in sides]
-        self.layers, self.size = nn.Sequential(*found, nn.Flatten()), channels * math.prod(sides)
+        self.layers = nn.Sequential(*found, nn.Flatten())
+        self.size = channels * math.prod(sides)
 
     def forward(self, state):
-        lead = state.dim() - len(self.shape)
-        if lead < 0 or state.shape[lead:] != self.shape:
-            raise ArgumentError(
-                'ConvLayers',
-                'images',
-                f'shape {list(state.shape)}',
-                f'[..., {", ".join(map(str, self.shape))}]',
-            )
-        x = state.reshape(math.prod(state.shape[:lead]), *[1] * (len(self.shape) == 2), *self.shape)
+        lead = state.shape[: state.dim() - len(self.shape)]
+        x = state.reshape(math.prod(lead), *[1] * (len(self.shape) == 2), *self.shape)
         # if new, it can be scaled in place
         new = x.dtype == torch.uint8
         x = x.float()
@@ -126,7 +108,7 @@ class ConvLayers(nn.Module):
             x = x.div_(self.highest) if new else x / self.highest
         if self.last:
             x = x.movedim(-1, -3)
-        return self.layers(x.flatten(1, -3)).reshape(*state.shape[:lead], self.size)
+        return self.layers(x.flatten(1, -3)).reshape(*lead, self.size)
 
 # %% ../../nbs/learning/networks.ipynb #9ecaea21
 class _Parts(nn.Module):
@@ -134,14 +116,14 @@ class _Parts(nn.Module):
 
     def __init__(self, space):
         super().__init__()
-        self.keys = (
-            list(space.spaces) if isinstance(space, spaces.Dict) else range(len(space.spaces))
-        )
-        self.parts = nn.ModuleList(feature_layers(space.spaces[k]) for k in self.keys)
+        parts = fields_of(space)
+        self.keys = list(parts)
+        self.parts = nn.ModuleList(map(feature_layers, parts.values()))
         self.size = sum(p.size for p in self.parts)
 
     def forward(self, state):
-        return torch.cat([p(state[k]) for k, p in zip(self.keys, self.parts)], -1)
+        values = fields_of(state)
+        return torch.cat([p(values[k]) for k, p in zip(self.keys, self.parts)], -1)
 
 
 def feature_layers(
@@ -254,15 +236,12 @@ def n_actions(
     "How many actions there are; an error where they aren't 0, 1, 2, …"
     if isinstance(space, spaces.Discrete) and space.start == 0:
         return int(space.n)
-    several = '.dqn with value_net, which has a value for each part; or ' * isinstance(
-        space, PARTED
-    )
     raise ArgumentTypeError(
         who,
         'the action space',
         space,
         'Discrete, from 0',
-        f'{several}wrap the environment (gymnasium.wrappers.TransformAction)',
+        'wrap the environment (gymnasium.wrappers.TransformAction)',
     )
 
 # %% ../../nbs/learning/networks.ipynb #b465300d
@@ -273,14 +252,6 @@ def conv_net(
     dueling: bool = False,  # with a `Dueling` head?
 ) -> nn.Sequential:  # states → [..., actions], or [..., parts, actions]
     "A network of convolutions, linear layers and ReLUs"
-    if not has_images(observation_space):
-        raise ArgumentError(
-            'conv_net',
-            'the observation space has no images',
-            observation_space,
-            'a Box [C,H,W], [H,W,C], [stack,H,W,C] or uint8 [H,W], or a Dict or a Tuple with one',
-            'value_net',
-        )
     return _with_head(feature_layers(observation_space), action_space, hidden, dueling)
 
 # %% ../../nbs/learning/networks.ipynb #5138d2c6

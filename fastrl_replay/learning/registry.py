@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['NORMS', 'RANDOM_FIRST', 'RANDOM_RANGE', 'ROW_MEMORIES', 'LEARNERS', 'network_layers', 'exploration', 'setting',
-           'recorded', 'n_updates', 'scheduled', 'normalised', 'random_first', 'row_batches', 'Builder', 'builds']
+           'recorded', 'n_updates', 'scheduled', 'normalised', 'random_first', 'chosen', 'row_batches', 'Builder',
+           'builds']
 
 # %% ../../nbs/learning/registry.ipynb #f7f7c743
 import re
@@ -133,6 +134,14 @@ ROW_MEMORIES = dict(
 )  # `memory =` of `row_batches`
 
 # %% ../../nbs/learning/registry.ipynb #e9bc17b8
+def chosen(
+    s: dict,  # settings
+    *names: str,  # of some of them
+) -> dict:
+    "Some settings by name"
+    return {name: s[name] for name in names}
+
+
 def row_batches(
     steps,  # a pipe of single steps
     s: dict,  # settings
@@ -152,18 +161,11 @@ def row_batches(
         steps = NStep(steps, s['n_step'], s['gamma'], (MASK, SUCCESS, *entries))
     if 'rounds' in s:
         steps = s['rounds'](steps)  # of several learners
-    common = dict(
-        bs=s['bs'],
-        max_sz=s['max_sz'],
-        ratio=s['ratio'],
-        warmup=s['warmup'],
-        seed=s['seed'],
-        store=s.get('store'),
-    )
+    common = chosen(s, 'bs', 'max_sz', 'ratio', 'warmup', 'seed') | dict(store=s.get('store'))
     if s['memory'] == 'uniform':
         return ExperienceReplay(steps, **common)
     if s['memory'] == 'hindsight':
-        return HindsightReplay(steps, **common, share=s['share'], strategy=s['strategy'])
+        return HindsightReplay(steps, **common, **chosen(s, 'share', 'strategy'))
     return PrioritizedReplay(
         steps, **common, kind=s['memory'], alpha=s['alpha'], beta=scheduled(s, 'beta')
     )
@@ -207,9 +209,6 @@ def builds(
     "Register a `Builder`"
 
     def register(cls):
-        owner = type(LEARNERS.get(name, cls())).__name__
-        if owner != cls.__name__:
-            raise SettingsError('builds', f'the name {name!r} is taken', cls.__name__, owner)
         LEARNERS[name] = cls()
         return cls
 

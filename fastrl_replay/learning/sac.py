@@ -31,6 +31,7 @@ from fastrl_replay.learning.registry import (
     ROW_MEMORIES,
     Builder,
     builds,
+    chosen,
     network_layers,
     normalised,
     random_first,
@@ -52,13 +53,10 @@ def sac_errors(
     "Values and targets of the actions of a batch"
     q = critic_values('sac_errors', critics, batch.state, bounds.to_unit(batch.action, noise.dtype))
     with torch.no_grad():
-        action, logp = squashed(
-            actor_values('sac_errors', actor, batch.next_state, bounds.size, True), noise
-        )
-        after = (
-            critic_values('sac_errors', target, batch.next_state, action).amin(0)
-            - temperature * logp
-        )
+        answer = actor_values('sac_errors', actor, batch.next_state, 2 * bounds.size)
+        action, logp = squashed(answer, noise)
+        value = critic_values('sac_errors', target, batch.next_state, action).amin(0)
+        after = value - temperature * logp
         return q, batch.reward + discounts(batch, gamma) * after
 
 
@@ -83,7 +81,8 @@ def sac_actor_loss(
     size: int,  # numbers of an action
 ) -> tuple:  # the loss, and the log-densities of the actions that were drawn [B]
     "How bad the actor's actions are, in the critics' eyes"
-    action, logp = squashed(actor_values('sac_actor_loss', actor, batch.state, size, True), noise)
+    answer = actor_values('sac_actor_loss', actor, batch.state, 2 * size)
+    action, logp = squashed(answer, noise)
     value = critic_values('sac_actor_loss', critics, batch.state, action).amin(0)
     return (temperature * logp - value).mean(), logp
 
@@ -140,10 +139,8 @@ class SACLearner(Learner):
         optimizer=None,  # parameters → optimizer, instead of Adam
         seed: int = None,  # of the actions that are drawn in an update; None: others each time
     ):
-        self.bounds, like = (
-            BoxBounds(space, 'SACLearner'),
-            next(actor.parameters(), torch.zeros(())),
-        )
+        self.bounds = BoxBounds(space, 'SACLearner')
+        like = next(actor.parameters(), torch.zeros(()))
         super().__init__(
             source,
             actor=actor,
@@ -168,32 +165,25 @@ class SACLearner(Learner):
         check_rows('SACLearner', batch, self.bounds)
         there = batch.to(self.device)
         temperature = self.temperature().detach()
-        now, later = torch.randn(
-            2,
-            len(batch),
-            self.bounds.size,
-            generator=self.generator,
-            device=self.device,
-            dtype=temperature.dtype,
-        )
+        shape = 2, len(batch), self.bounds.size
+        noise = torch.randn(shape, generator=self.generator, dtype=temperature.dtype)
+        now, later = noise.to(self.device)
         with self.arithmetic():
-            q, goal = map(
-                full,
-                sac_errors(
-                    self.actor,
-                    self.critics,
-                    self.target,
-                    there,
-                    self.gamma,
-                    temperature,
-                    later,
-                    self.bounds,
-                ),
+            errors = sac_errors(
+                self.actor,
+                self.critics,
+                self.target,
+                there,
+                self.gamma,
+                temperature,
+                later,
+                self.bounds,
             )
-            loss, logp = map(
-                full,
-                sac_actor_loss(self.actor, self.critics, there, temperature, now, self.bounds.size),
+            actor_loss = sac_actor_loss(
+                self.actor, self.critics, there, temperature, now, self.bounds.size
             )
+        q, goal = map(full, errors)
+        loss, logp = map(full, actor_loss)
         losses = dict(
             critics=critic_loss(q, goal, there),
             actor=loss,
@@ -260,9 +250,6 @@ class SACBuilder(Builder):
             model.actor,
             model.critics,
             model.space,
-            s['gamma'],
-            scheduled(s, 'lr'),
-            s['tau'],
-            s['temperature'],
-            seed=s['seed'],
+            lr=scheduled(s, 'lr'),
+            **chosen(s, 'gamma', 'tau', 'temperature', 'seed'),
         )

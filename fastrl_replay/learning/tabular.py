@@ -9,20 +9,27 @@ __all__ = ['QTable', 'Moves', 'q_update', 'QLearner', 'TableBuilder']
 from typing import NamedTuple
 import numpy as np, torch
 from gymnasium import spaces
+from torch import nn
 from ..steps.compiled import njit
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError
-from .base import Learner, allowed_next, check_discrete, discounts
-from .checkpoints import check_same_shapes
-from .registry import Builder, builds
+from ..steps.row_dtypes import MASK
+from fastrl_replay.learning.base import (
+    Learner,
+    allowed_next,
+    check_batch,
+    check_discrete,
+    discounts,
+)
+from .losses import check_shape
+from .registry import Builder, builds, chosen
 from ..generic import Map
 from ..pipe import stage
 from .networks import n_actions
 from ..replay.experience import ExperienceReplay
-from ..steps.states import array, checked
 
 # %% ../../nbs/learning/tabular.ipynb #fafae291
-class QTable:
+class QTable(nn.Module):
     "A value for each action in each state, all 0 at first"
 
     def __init__(
@@ -30,6 +37,7 @@ class QTable:
         observation_space: spaces.Discrete,  # of one environment
         action_space: spaces.Discrete,  # of one environment
     ):
+        super().__init__()
         if not isinstance(observation_space, spaces.Discrete):
             raise ArgumentTypeError(
                 'QTable',
@@ -39,45 +47,31 @@ class QTable:
                 'a network: value_net(observation_space, action_space)',
             )
         self.first = int(observation_space.start)
-        self._tensor = torch.zeros(
-            int(observation_space.n), n_actions(action_space), dtype=torch.float64
-        )
+        shape = int(observation_space.n), n_actions(action_space)
+        self.register_buffer('table', torch.zeros(shape, dtype=torch.float64))
 
-    def __call__(self, state) -> torch.Tensor:
-        is_tensor = isinstance(state, torch.Tensor)
-        if not is_tensor or state.is_floating_point() or state.dim() != 1:
-            raise ArgumentTypeError(
-                'QTable',
-                'states',
-                f'{state.dtype} {list(state.shape)}' if is_tensor else type(state).__name__,
-                'one whole number for each environment',
-                'a network, for other observation spaces: value_net',
-            )
+    def forward(self, state):
         places = state.numpy() - self.first
-        inside = not places.size or 0 <= places.min() <= places.max() < len(self.values)
-        if not inside:
+        if places.size and not 0 <= places.min() <= places.max() < len(self.table):
             raise ArgumentError(
                 'QTable',
                 'states',
                 f'{state.min()} to {state.max()}',
-                f'{self.first} to {self.first + len(self.values) - 1}',
+                f'{self.first} to {self.first + len(self.table) - 1}',
             )
         return torch.from_numpy(self.values[places])
 
-    values = property(
-        lambda self: self._tensor.numpy(),  # what workers are sent is tensors
-        lambda self, x: setattr(self, '_tensor', torch.from_numpy(x)),
-        doc='The array [states, actions]',
-    )
+    @property
+    def values(self) -> np.ndarray:
+        "The array [states, actions]"
+        return self.table.numpy()
 
-    def state_dict(self) -> dict:
-        return dict(values=self._tensor)
-
-    def load_state_dict(self, state):
-        self.values[:] = state['values'].numpy()
+    @values.setter
+    def values(self, x):
+        self.table = torch.from_numpy(x)
 
     def __repr__(self):
-        return f'QTable({self.values.shape[0]} states, {self.values.shape[1]} actions)'
+        return f'QTable({self.table.shape[0]} states, {self.table.shape[1]} actions)'
 
 # %% ../../nbs/learning/tabular.ipynb #63e9f21e
 class Moves(NamedTuple):
@@ -123,20 +117,8 @@ class QLearner(Learner):
     ):
         super().__init__(source, table=table, gamma=gamma, lr=lr)
 
-    def snapshot(self):
-        return dict(values=torch.from_numpy(self.table.values.copy()), **super().snapshot())
-
-    def check_state(self, state):
-        check_same_shapes(
-            'QLearner', dict(table=state['values']), dict(table=torch.from_numpy(self.table.values))
-        )
-        high = np.finfo(np.float64).max
-        finite = dict(values=array(np.float64, *self.table.values.shape, low=-high, high=high))
-        return checked('QLearner', finite, super().check_state(state), more=True)
-
-    def restore(self, state):
-        super().restore(state)
-        self.table.values[:] = state['values']
+    def _models(self):
+        return dict(table=self.table)
 
     def learn(
         self,
@@ -145,15 +127,15 @@ class QLearner(Learner):
         "Learn from each row in turn"
         t = self.table
         rows = batch.rows
-        if rows.ndim != 1:
-            raise ArgumentError('QLearner', 'a batch', f'shape {list(rows.shape)}', '[n] rows')
+        check_batch('QLearner', batch)
         check_discrete('QLearner', batch, ('state', 'next_state', 'action'))
         weight = rows['weight'] if 'weight' in rows.dtype.names else np.ones(len(batch), np.float32)
         td = np.empty(len(batch))
         discount = discounts(batch, self.gamma)
-        actions = t.values.shape[1]
-        allowed = allowed_next('QLearner', batch, discount, actions)
-        allowed = np.ones((len(batch), actions), bool) if allowed is None else allowed.numpy()
+        allowed = allowed_next('QLearner', batch, discount)
+        if allowed is None:
+            allowed = torch.ones(len(batch), t.values.shape[1], dtype=torch.bool)
+        check_shape('QLearner', MASK, allowed, (len(batch), t.values.shape[1]))
         moves = Moves(
             rows['state'] - t.first,
             rows['action'],
@@ -161,15 +143,12 @@ class QLearner(Learner):
             rows['next_state'] - t.first,
             discount.numpy(),
         )
-        bad = q_update(t.values, moves, self.rate() * weight, td, allowed)
+        bad = q_update(t.values, moves, self.rate() * weight, td, allowed.numpy())
         if bad >= 0:
             raise ArgumentError(
                 'QLearner',
                 f'row {bad} is outside the table, or its reward is no finite number',
-                ', '.join(
-                    f'{n.replace("_", " ")} {rows[n][bad]}'
-                    for n in ('state', 'action', 'next_state', 'reward')
-                ),
+                f'state, action, next state, reward: {rows[["state", "action", "next_state", "reward"]][bad]}',
                 t,
                 'make the table from the spaces of these environments',
             )
@@ -198,12 +177,7 @@ class TableBuilder(Builder):
         if s['learn_new']:
             steps = Map(steps, _LearnAndPass(QLearner([], model, s['gamma'], s['lr'])))
         return ExperienceReplay(
-            steps,
-            bs=s['bs'],
-            max_sz=s['max_sz'],
-            replacement=True,
-            seed=s['seed'],
-            store=s.get('store'),
+            steps, replacement=True, store=s.get('store'), **chosen(s, 'bs', 'max_sz', 'seed')
         )
 
     def learner(self, batches, model, s):

@@ -25,6 +25,7 @@ from fastrl_replay.learning.registry import (
     RANDOM_FIRST,
     RANDOM_RANGE,
     builds,
+    chosen,
     random_first,
     scheduled,
 )
@@ -113,9 +114,8 @@ class TD3Learner(Learner):
         check_rows('TD3Learner', batch, self.bounds)
         there = batch.to(self.device)
         kind = next(self.actor.parameters()).dtype
-        noise = torch.randn(
-            len(batch), self.bounds.size, generator=self.generator, device=self.device, dtype=kind
-        )
+        shape = len(batch), self.bounds.size
+        noise = torch.randn(shape, generator=self.generator, dtype=kind).to(self.device)
         noise = (noise * self.smoothing).clamp(-self.most, self.most)
         slow = self.targets['target_actor']
         with self.arithmetic():
@@ -166,11 +166,6 @@ class TD3Builder(SACBuilder):
             model.actor,
             model.critics,
             model.space,
-            s['gamma'],
-            scheduled(s, 'lr'),
-            s['tau'],
-            s['smoothing'],
-            s['most'],
-            s['actor_every'],
-            seed=s['seed'],
+            lr=scheduled(s, 'lr'),
+            **chosen(s, 'gamma', 'tau', 'smoothing', 'most', 'actor_every', 'seed'),
         )

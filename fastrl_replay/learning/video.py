@@ -10,10 +10,9 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-import gymnasium as gym, numpy as np
-from gymnasium.vector import VectorEnv
+import gymnasium as gym
 from gymnasium.wrappers import RecordVideo
-from ..steps.errors import ArgumentError, ArgumentTypeError
+from ..steps.errors import ArgumentError
 
 # %% ../../nbs/learning/video.ipynb #51de0012
 def filmed_env(
@@ -24,13 +23,12 @@ def filmed_env(
     "Make the environment, and check that it renders"
     try:
         if isinstance(source, str) or hasattr(source, 'entry_point'):
-            env = gym.make(source, render_mode='rgb_array')
-        else:
-            env = source if isinstance(source, (gym.Env, VectorEnv)) else source()
-        if not isinstance(env, VectorEnv):
-            film = RecordVideo(env, folder, lambda episode: episode == 0)
-            env.reset(seed=0)
-            frame = env.render()
+            source = gym.make(source, render_mode='rgb_array')
+        elif not isinstance(source, gym.Env):
+            source = source()
+        film = RecordVideo(source, folder, lambda episode: episode == 0)
+        source.reset(seed=0)
+        source.render()
     except Exception as e:
         missing = isinstance(e, (gym.error.DependencyNotInstalled, ImportError))
         raise ArgumentError(
@@ -40,21 +38,6 @@ def filmed_env(
             "an environment that renders with render_mode='rgb_array'",
             "pip install 'fastrl_replay[video]'" if missing else None,
         ) from e
-    if isinstance(env, VectorEnv):
-        raise ArgumentTypeError(
-            who,
-            'record with an environment',
-            'a VectorEnv',
-            'an id, a function that makes one, or a single environment',
-        )
-    if np.ndim(frame) != 3:
-        raise ArgumentError(
-            who,
-            f'record: {env} gives no pictures',
-            f'render() of shape {list(np.shape(frame))} with render_mode={env.render_mode!r}',
-            'shape [height, width, 3]',
-            "an environment that is made with render_mode='rgb_array'",
-        )
     return film
 
 # %% ../../nbs/learning/video.ipynb #51de0015
