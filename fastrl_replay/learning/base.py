@@ -229,7 +229,15 @@ class Learner(Pipe):
             )
         record |= zip(numbers, values[len(losses) :])
         for name, grads in gradients.items():
-            self._move(name, grads, norms[name], rates[name])
+            how = self.learned[name]
+            opt = self.optimizers[name]
+            limit = self.setting(how.max_norm)
+            if norms[name] > limit:
+                torch._foreach_mul_(grads, limit / norms[name])
+            if callable(self.setting(how.lr)):
+                for group in opt.param_groups:
+                    group['lr'] = rates[name]
+            opt.step()
         self.updates += 1
         for name, how in self.follows.items():
             if self.updates % self.setting(how.every) == 0:
@@ -246,18 +254,6 @@ class Learner(Pipe):
         else:
             loss.backward()
         return [p.grad for p in params if p.grad is not None]
-
-    def _move(self, name, grads, norm, rate):
-        "One step of a model's optimizer"
-        how = self.learned[name]
-        opt = self.optimizers[name]
-        limit = self.setting(how.max_norm)
-        if norm > limit:
-            torch._foreach_mul_(grads, limit / norm)
-        if callable(self.setting(how.lr)):
-            for group in opt.param_groups:
-                group['lr'] = rate
-        opt.step()
 
     def over_ranks(
         self,

@@ -158,7 +158,6 @@ class DQNBuilder(Builder):
         ),
         **NORMS,
     )
-    ranges = dict(conservative=(0, float('inf')))
 
     def model(self, s, observations, actions):
         images, hidden = network_layers(s['network'])
@@ -169,6 +168,5 @@ class DQNBuilder(Builder):
         return batches.dqn(
             model,
             lr=scheduled(s, 'lr'),
-            conservative=s.get('conservative', 0.0),
-            **chosen(s, 'gamma', 'double', 'target_every', 'tau', 'max_norm'),
+            **chosen(s, 'gamma', 'double', 'target_every', 'tau', 'max_norm', 'conservative'),
         )

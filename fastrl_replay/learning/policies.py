@@ -7,27 +7,27 @@ __all__ = ['LinearSchedule', 'GeometricSchedule', 'branch_sizes', 'Exploring', '
 
 # %% ../../nbs/learning/policies.ipynb #7bf0fb7e
 import math
-from dataclasses import dataclass
 import numpy as np, torch
 from torch import nn
-from ..steps.errors import ArgumentError, ArgumentTypeError, number, whole
+from ..steps.errors import ArgumentTypeError, number
 from .losses import check_shape, masked_values
 from ..steps.nested import map_leaves
 from ..pipe import WorkerInfo
 from ..steps.states import Saves, generator, integer
 
 # %% ../../nbs/learning/policies.ipynb #1cf050b5
-@dataclass(frozen=True, repr=False)
 class LinearSchedule:
     "From `start` to `end` in `steps` even steps, and `end` ever after"
 
-    start: float  # at a count of 0
-    end: float  # at a count of `steps`, and beyond
-    steps: int  # how long it takes
-
-    def __post_init__(self):
-        if not self.steps > 0:
-            raise ArgumentError('LinearSchedule', 'steps', self.steps, 'more than 0')
+    def __init__(
+        self,
+        start: float,  # at a count of 0
+        end: float,  # at a count of `steps`, and beyond
+        steps: int,  # how long it takes
+    ):
+        self.start = start
+        self.end = end
+        self.steps = steps
 
     def __call__(self, count) -> float:
         if count >= self.steps:
@@ -38,13 +38,18 @@ class LinearSchedule:
         return f'LinearSchedule({self.start}, {self.end}, {self.steps})'
 
 # %% ../../nbs/learning/policies.ipynb #fdf78904
-@dataclass(frozen=True, repr=False)
 class GeometricSchedule:
     "`start`, times `factor` at each count, but never beyond `end`"
 
-    start: float  # at a count of 0
-    factor: float  # what is left of it one count later
-    end: float = 0.0  # where it stops
+    def __init__(
+        self,
+        start: float,  # at a count of 0
+        factor: float,  # what is left of it one count later
+        end: float = 0.0,  # where it stops
+    ):
+        self.start = start
+        self.factor = factor
+        self.end = end
 
     def __call__(self, count) -> float:
         x = self.start * self.factor**count
@@ -100,7 +105,7 @@ class EpsGreedy(Exploring):
         self.values = values
         self.eps = np.asarray(eps, float) if np.ndim(eps) else eps
         self.device = device
-        self.random = whole('EpsGreedy', 'random', random)
+        self.random = random
         if not callable(eps):
             for x in np.ravel(eps).tolist():
                 number('EpsGreedy', 'eps', x, 0, 1)
@@ -122,8 +127,9 @@ class EpsGreedy(Exploring):
         eps = self.eps_now
         if mask is not None:
             mask = np.asarray(mask) != 0
-        if isinstance(eps, np.ndarray):
-            eps = self._eps_of_worker(eps, n)
+        info = self.worker
+        if info.world_size > 1 and np.size(eps) == n * info.world_size:
+            eps = eps[n * info.rank :][:n]  # those of the environments that this copy acts for
         # each part explores for itself
         shape = (n,) if self.sizes is None else (n, len(self.sizes))
         chance, pick = self.rng.random((2, *shape))
@@ -135,24 +141,10 @@ class EpsGreedy(Exploring):
             except BaseException:
                 self.rng.bit_generator.advance(2**128 - 2 * chance.size)
                 raise  # as if not asked
-        self.asked += n * self.worker.world_size
+        self.asked += n * info.world_size
         if explore.any():
             best = np.where(explore, self._any(pick, mask), best)
         return best if hidden is None else (best, hidden)
-
-    def _eps_of_worker(self, eps, n):
-        "Of probabilities for each environment, those that this policy acts for"
-        info = self.worker
-        if eps.shape == (n * info.world_size,):
-            eps = eps[n * info.rank :][:n]
-        if eps.shape not in ((1,), (n,)):
-            raise ArgumentError(
-                'EpsGreedy',
-                'eps',
-                f'shape {list(eps.shape)}',
-                f'a number, or one for each of {n * info.world_size} environments',
-            )
-        return eps
 
     def _any(self, pick, mask):
         "Any action, or any that is allowed: the one at the share `pick` of them"
@@ -171,14 +163,6 @@ class EpsGreedy(Exploring):
             q, hidden = self.values(state, hidden)
         parts = () if self.sizes is None else (len(self.sizes),)
         check_shape('EpsGreedy', 'values', q, (n, *parts, 'actions'))
-        if math.isnan(q.detach().sum()):
-            raise ArgumentError(
-                'EpsGreedy',
-                'values',
-                'NaN among them',
-                'numbers',
-                'look at the states, and at the weights of the network',
-            )
         self.actions = q.shape[-1]
         if mask is not None:
             q = masked_values(q, torch.from_numpy(mask).to(q.device))

@@ -94,14 +94,6 @@ class R2D2Learner(Learner):
         max_norm: float = 40.0,  # gradients are scaled down to this norm
         optimizer=None,  # parameters → optimizer, instead of Adam
     ):
-        if not hasattr(model, 'initial_hidden'):
-            raise ArgumentTypeError(
-                'R2D2Learner',
-                'the model',
-                type(model).__name__,
-                'one with initial_hidden(n) that takes and gives a hidden state',
-                'RecurrentNet, or .dqn for networks without memory',
-            )
         super().__init__(
             source,
             model=model,

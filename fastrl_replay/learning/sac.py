@@ -16,9 +16,7 @@ from fastrl_replay.learning.continuous import (
     Critics,
     SquashedGaussian,
     actor_net,
-    actor_values,
     check_rows,
-    critic_values,
     squashed,
 )
 from ..steps.core import Steps
@@ -26,17 +24,15 @@ from ..steps.errors import number
 from .base import Follows, Learned, Learner, discounts, full
 from fastrl_replay.learning.registry import (
     NORMS,
-    RANDOM_FIRST,
-    RANDOM_RANGE,
     ROW_MEMORIES,
     Builder,
     builds,
     chosen,
     network_layers,
     normalised,
-    random_first,
     scheduled,
 )
+from .losses import check_shape
 from ..pipe import stage
 
 # %% ../../nbs/learning/sac.ipynb #e4b16c30
@@ -51,12 +47,10 @@ def sac_errors(
     bounds: BoxBounds,  # of the actions
 ) -> tuple:  # values of the actions taken [n, B], with gradient, and targets [B], without
     "Values and targets of the actions of a batch"
-    q = critic_values('sac_errors', critics, batch.state, bounds.to_unit(batch.action, noise.dtype))
+    q = critics(batch.state, bounds.to_unit(batch.action, noise.dtype))
     with torch.no_grad():
-        answer = actor_values('sac_errors', actor, batch.next_state, 2 * bounds.size)
-        action, logp = squashed(answer, noise)
-        value = critic_values('sac_errors', target, batch.next_state, action).amin(0)
-        after = value - temperature * logp
+        action, logp = squashed(actor(batch.next_state), noise)
+        after = target(batch.next_state, action).amin(0) - temperature * logp
         return q, batch.reward + discounts(batch, gamma) * after
 
 
@@ -66,6 +60,7 @@ def critic_loss(
     batch: Steps,  # [B], perhaps with a `weight` for each row
 ) -> torch.Tensor:
     "Half of the mean square of the errors, weighted as the replay says, summed over the critics"
+    check_shape('critic_loss', 'what the critics give', q, ('critics', len(goal)))
     loss = (goal - q) ** 2
     if 'weight' in batch.dtype.names:
         loss = loss * batch.weight
@@ -78,12 +73,10 @@ def sac_actor_loss(
     batch: Steps,  # [B]
     temperature,  # what being undecided is worth
     noise: torch.Tensor,  # [B, size], of a standard normal distribution
-    size: int,  # numbers of an action
 ) -> tuple:  # the loss, and the log-densities of the actions that were drawn [B]
     "How bad the actor's actions are, in the critics' eyes"
-    answer = actor_values('sac_actor_loss', actor, batch.state, 2 * size)
-    action, logp = squashed(answer, noise)
-    value = critic_values('sac_actor_loss', critics, batch.state, action).amin(0)
+    action, logp = squashed(actor(batch.state), noise)
+    value = critics(batch.state, action).amin(0)
     return (temperature * logp - value).mean(), logp
 
 # %% ../../nbs/learning/sac.ipynb #f4bbaa3b
@@ -140,7 +133,7 @@ class SACLearner(Learner):
         seed: int = None,  # of the actions that are drawn in an update; None: others each time
     ):
         self.bounds = BoxBounds(space, 'SACLearner')
-        like = next(actor.parameters(), torch.zeros(()))
+        like = next(actor.parameters())
         super().__init__(
             source,
             actor=actor,
@@ -179,9 +172,7 @@ class SACLearner(Learner):
                 later,
                 self.bounds,
             )
-            actor_loss = sac_actor_loss(
-                self.actor, self.critics, there, temperature, now, self.bounds.size
-            )
+            actor_loss = sac_actor_loss(self.actor, self.critics, there, temperature, now)
         q, goal = map(full, errors)
         loss, logp = map(full, actor_loss)
         losses = dict(
@@ -221,10 +212,7 @@ class SACBuilder(Builder):
     "`learner = sac`: an `actor_net` and `Critics`, n-step rows, a replay of rows"
 
     memories = ROW_MEMORIES
-    ranges = dict(temperature=(1e-9, math.inf), **RANDOM_RANGE)
-    settings = dict(
-        temperature=(1.0, 'what being undecided is worth at first'), **RANDOM_FIRST, **NORMS
-    )
+    settings = dict(temperature=(1.0, 'what being undecided is worth at first'), **NORMS)
     spread = True
 
     def model(self, s, observations, actions):
@@ -235,11 +223,7 @@ class SACBuilder(Builder):
 
     def policy(self, model, s, episodes):
         return SquashedGaussian(
-            model.actor,
-            model.space,
-            random=random_first(s),
-            seed=[s['seed'], 1],
-            device=s['device'],
+            model.actor, model.space, random=s['warmup'], seed=[s['seed'], 1], device=s['device']
         )
 
     def greedy(self, model, s):

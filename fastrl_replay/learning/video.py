@@ -44,33 +44,26 @@ def filmed_env(
 @contextmanager
 def recording(
     path,  # of the video; None: there is none
+    source,  # what a stepper takes
     who: str = 'evaluate',  # who asks
-):  # gives a function: what a stepper takes → the same, of which the first environment is filmed
+):  # gives the same source, of which the first environment is filmed
     "Record an episode; the file is there at the end if no error occurred"
     if path is None:
-        yield lambda source: source
+        yield source
         return
     path = Path(path)
     if path.suffix.lower() != '.mp4' or path.is_dir() or not path.parent.is_dir():
         raise ArgumentError(
             who, 'record', str(path), 'a file that ends with .mp4, in a directory that exists'
         )
-    films = []
+    first, *others = source if isinstance(source, (list, tuple)) else [source]
     with TemporaryDirectory(prefix='.video', dir=path.parent) as folder:
-
-        def filmed(source):
-            first, *others = source if isinstance(source, (list, tuple)) else [source]
-            film = filmed_env(first, f'{folder}/video', who)
-            films.append(film)
-            return [film if film.env is first else lambda: film, *others]
-
+        film = filmed_env(first, f'{folder}/video', who)
         try:
-            yield filmed
-            for film in films:
-                if film.recording:
-                    film.stop_recording()
+            yield [film if film.env is first else lambda: film, *others]
+            if film.recording:
+                film.stop_recording()
         finally:
-            for film in films:
-                film.recorded_frames = []  # or gymnasium warns of them after an error
+            film.recorded_frames = []  # or gymnasium warns of them after an error
         for video in Path(folder).rglob('*.mp4'):
             os.replace(video, path)

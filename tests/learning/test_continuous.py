@@ -596,7 +596,6 @@ class Bent(nn.Module):
     'part,bend,said',
     [
         (0, lambda x: x[:, :1], r'what the actor gives; got shape \[3, 1\]; expected \[3, '),
-        (0, lambda x: None, 'what the actor gives; got a NoneType'),
         (1, lambda x: x[0], r'what the critics give; got shape \[3\]; expected \[critics, 3'),
         (1, lambda x: x * nan, 'update 0: loss and norm of the gradient; got nan'),
     ],
