@@ -212,7 +212,8 @@ class Learner(Pipe):
         said = torch.stack([*(loss.detach() for loss in losses.values()), *numbers.values()])
         if self.ranks is not None:
             self.ranks.average([said, *chain(*gradients.values())])
-        norms = torch.stack([_norm(g) for g in gradients.values()])
+        each = [torch.stack(torch._foreach_norm(grads)) for grads in gradients.values()]
+        norms = torch.stack([torch.linalg.vector_norm(x) for x in each])
         values = torch.cat([said, norms]).tolist()
         norms = dict(zip(losses, values[-len(losses) :]))
         record = {}
@@ -336,10 +337,6 @@ def follow(
         for old, new in pairs:
             if tau == 1 or not old.is_floating_point():
                 old.copy_(new)
-
-# %% ../../nbs/learning/base.ipynb #bbd78657
-def _norm(grads):
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
 
 # %% ../../nbs/learning/base.ipynb #caee69fe
 def full(

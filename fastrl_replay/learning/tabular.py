@@ -65,10 +65,6 @@ class QTable(nn.Module):
         "The array [states, actions]"
         return self.table.numpy()
 
-    @values.setter
-    def values(self, x):
-        self.table = torch.from_numpy(x)
-
     def __repr__(self):
         return f'QTable({self.table.shape[0]} states, {self.table.shape[1]} actions)'
 

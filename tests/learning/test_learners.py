@@ -179,7 +179,7 @@ def test_nothing_is_written_beside_the_table(place, wrong):
     "One bad row among good ones is named; the table and the memory around it do not change"
     table = QTable(Discrete(5), Discrete(3))
     around = np.full((15, 3), 7.0)
-    table.values = around[5:10]
+    table.table = torch.from_numpy(around[5:10])
     rows = fill(6, Discrete(5))
     rows[place][4] = wrong
     learner = QLearner([], table)
