@@ -119,9 +119,12 @@ class QLearner(Learner):
         td = np.empty(len(batch))
         discount = discounts(batch, self.gamma)
         allowed = allowed_next('QLearner', batch, discount)
+        shape = len(batch), values.shape[1]
         if allowed is None:
-            allowed = torch.ones(len(batch), values.shape[1], dtype=torch.bool)
-        check_shape('QLearner', MASK, allowed, (len(batch), values.shape[1]))
+            allowed = np.ones(shape, bool)
+        else:
+            check_shape('QLearner', MASK, allowed, shape)
+            allowed = allowed.numpy()
         bad = q_update(
             values,
             rows['state'] - t.first,
@@ -131,7 +134,7 @@ class QLearner(Learner):
             discount.numpy(),
             self.rate() * weight,
             td,
-            allowed.numpy(),
+            allowed,
         )
         if bad >= 0:
             named = rows[['state', 'action', 'next_state', 'reward']][bad]
