@@ -478,7 +478,7 @@ def _check(s):
             '--set warmup=…',
         )
     for key, value in s.items():
-        _check_range(key, value, *{**RANGES, **builder.ranges}.get(key, (None, None)))
+        _check_range(key, value, *RANGES.get(key, (None, None)))
 
 
 def _only(s, where, **allowed):
@@ -617,8 +617,8 @@ def play_episodes(
     s = agent.settings
     n = -(-episodes // agent.agents)
     makers = [partial(make_env, s, render=record is not None)] + [partial(make_env, s)] * (n - 1)
-    with recording(record, 'eval') as filmed:
-        return play(step_env(s, filmed(makers), agent.greedy(), seed), n * agent.agents, episodes)
+    with recording(record, makers, 'eval') as filmed:
+        return play(step_env(s, filmed, agent.greedy(), seed), n * agent.agents, episodes)
 
 
 @evaluate.register

@@ -12,7 +12,7 @@ from itertools import islice
 from math import floor, isfinite, log10
 import gymnasium as gym, numpy as np
 from gymnasium.vector import VectorEnv
-from ..steps.errors import ArgumentTypeError, whole
+from ..steps.errors import whole
 from ..envs.agents import as_agents
 from ..envs.stepper import GymStepper
 from ..steps.row_dtypes import SUCCESS
@@ -58,25 +58,14 @@ def evaluate(
 ) -> np.ndarray:  # their returns
     "Returns of episodes that a policy plays without learning"
     n = whole('evaluate', 'episodes', episodes, 1)
-    if policy is not None and not callable(policy):
-        raise ArgumentTypeError(
-            'evaluate', 'policy', type(policy).__name__, 'a function of states, or None'
-        )
-    env = as_agents(env)  # episodes are those of agents
-    if isinstance(env, VectorEnv):
-        source = env
-        envs = env.num_envs
-    elif isinstance(env, (list, tuple)):
-        source = list(env)
-        envs = len(env)
-    elif isinstance(env, gym.Env):
+    env = source = as_agents(env)  # episodes are those of agents
+    if isinstance(env, gym.Env):
         source = [env]
-        envs = 1
-    else:
+    elif not isinstance(env, (VectorEnv, list, tuple)):
         source = [env] * n
-        envs = n
-    with recording(record) as filmed:
-        return play(GymStepper(filmed(source), policy, seed, **kwargs), envs, n)[0]
+    envs = env.num_envs if isinstance(env, VectorEnv) else len(source)
+    with recording(record, source) as filmed:
+        return play(GymStepper(filmed, policy, seed, **kwargs), envs, n)[0]
 
 # %% ../../nbs/learning/evaluation.ipynb #a31c0f01
 def decimals(

