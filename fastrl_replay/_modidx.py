@@ -1519,6 +1519,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory.Directory.forget': ( 'memory/directory.html#directory.forget',
                                                                                                      'fastrl_replay/memory/directory.py'),
+                                                'fastrl_replay.memory.directory.Directory.forget_priorities': ( 'memory/directory.html#directory.forget_priorities',
+                                                                                                                'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory.Directory.grow': ( 'memory/directory.html#directory.grow',
                                                                                                    'fastrl_replay/memory/directory.py'),
                                                 'fastrl_replay.memory.directory.Directory.keep': ( 'memory/directory.html#directory.keep',

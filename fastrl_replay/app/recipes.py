@@ -187,7 +187,7 @@ class Watched(Pipe):
 
     takes_any_item = True
 
-    def __init__(self, journal, run):  # run: None if nobody watches
+    def __init__(self, journal, run):  # run: None if there is none
         super().__init__(journal)
         self.run = run
         self._given = dict(run=None)  # for the repr

@@ -208,6 +208,7 @@ class Directory(Place):
         self.writes = choice(who, 'mode', mode, ('a', 'r')) == 'a'
         self.path = Path(path).absolute()
         self.holds = False
+        self._priorities = None, None  # a folder, and the array of this name in it
         self.until[0] = -1
         read_meta(self.path, who)  # or an error, before anything is made
         try:
@@ -419,6 +420,17 @@ class Directory(Place):
         if not os.path.lexists(self.file(name)):
             return None
         return self._mapped(name, self.ring, dtype)
+
+    def forget_priorities(
+        self,
+        keys: np.ndarray,  # of rows that have none so far
+    ):
+        "Let the priorities that lie in the slots of these rows be unknown"
+        if 'priorities' not in self.meta['arrays']:
+            return
+        if self._priorities[0] != self.folder:
+            self._priorities = self.folder, self.lasting('priorities', np.float64)
+        self._priorities[1][keys % self.ring] = 0
 
     def keep(
         self,

@@ -97,9 +97,6 @@ class _Prioritized(Sampler):
             if self._inverses is not None:
                 self._inverses.discard(gone % self.capacity)
             super().forget(oldest)
-            # the rows that come into their slots may never be drawable
-            if self.waits and self._file is not None and self._place.holds:
-                self._file[gone % len(self._file)] = 0
 
     def update(
         self,
@@ -200,6 +197,7 @@ class _Prioritized(Sampler):
                 f'{place.who}: the priorities in {place.path} are of {kind}, and those of '
                 f'{self.kind} are asked for: all rows begin with the largest one'
             )
+        unknown = [np.zeros(0, np.int64)]
         for keys in in_parts(self.first, self.end, 2**20):
             slots = keys % self.capacity
             p = self.tree.leaves[slots]
@@ -211,11 +209,16 @@ class _Prioritized(Sampler):
                         place.who, f'{where} is damaged', f'{known.min()} to {known.max()}'
                     )
                 self._put(keys, known)
+                new = (p > 0) & (known == 0)
+                self.tree.discard(slots[new])
+                unknown.append(keys[new])
             if place.holds:
                 file[keys % len(file)] = self.tree.leaves[slots]
         if place.holds:
             place.say(priorities=self.kind)
             self._file, self._place = file, place
+        # the largest of those that are known
+        self.update(np.concatenate(unknown))
 
 # %% ../../nbs/memory/priorities.ipynb #1b88ef89
 def _inverse(p):

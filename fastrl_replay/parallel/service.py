@@ -201,15 +201,15 @@ class Service(Pipe):
         **columns,  # what else is known of the step
     ) -> np.ndarray:  # the keys of new rows
         "Add a step of an environment, or one of each environment of a vector"
-        values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
         with self._adding:
             try:
+                values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
                 rows = self._steps.make(values, env_id, final_obs, autoreset_mode)
                 keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
                 self._steps.done()
                 return keys
             except BaseException:
-                self._steps.refused(values)
+                self._steps.refused(terminated, truncated)
                 raise
 
     def sample(

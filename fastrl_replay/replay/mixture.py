@@ -170,6 +170,10 @@ class Mixture(Pipe):
         "Add a step from your own loop to one of the replays"
         first = next(name for name, r in self.replays.items() if self.fed in (None, r))
         name = first if to is None else to
+        if name not in self.replays:
+            # the step is lost, whichever replay was meant
+            for r in self.replays.values():
+                r.step_rows.refused(terminated, truncated)
         replay = self._named(name)
         if self._stepped not in (None, name):
             replay.step_rows.unsure = True  # an episode may have ended in the other one

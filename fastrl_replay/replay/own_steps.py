@@ -162,7 +162,9 @@ def number_steps(raw, at, which, table, new, in_next_step, unsure, resets):
         if in_next_step and after_end and not idle:
             return -1 - i
         resets[i] = (
-            in_next_step and idle and (had_ended and continues or unsure and (broken or unknown))
+            in_next_step
+            and idle
+            and (had_ended and continues or unsure and (unknown or not continues))
         )
         if after_end and not in_next_step and not over:
             outcome |= AFTER_END
@@ -220,7 +222,7 @@ class StepRows:
         in_next_step = mode == AutoresetMode.NEXT_STEP
         self._write(values)
         rows = self.rows
-        if self._of is None or type(env_id) is not int or self._of != env_id:
+        if type(env_id) is not int or self._of != env_id:
             self._find(env_id, len(rows))
         outcome = number_steps(
             self.raw,
@@ -254,9 +256,11 @@ class StepRows:
         self._records[self._which] = self._new_records
         self.dtype = self.rows.dtype
 
-    def refused(self, values):
-        "Remember that the end of an episode is lost if this step, which was refused, is one"
-        self.unsure |= any(bool(as_array(values[k]).any()) for k in _FLAGS)
+    def refused(self, terminated, truncated):
+        "Remember that the end of an episode is lost if this step, which was refused, may be one"
+        for flags in map(as_array, (terminated, truncated)):
+            if flags.dtype.kind not in 'biuf' or flags.any():
+                self.unsure = True
 
     def break_off(self):
         "Let the environments that stepped last begin an episode: their last step may be lost"
@@ -353,8 +357,11 @@ class StepRows:
         used = len(self.number)
         if used + new > len(self.table):
             known = self.table[:used]
-            if used > _MANY:  # forget those that have ended
-                known = known[(known['counts'][:, OVER] != 1) | np.isin(known['env_id'], ids)]
+            if used > _MANY:  # forget those that have ended and whose rows are gone
+                memory = self.memory()
+                here = [] if memory is None else memory.last_steps()['env_id']
+                over = known['counts'][:, OVER] == 1
+                known = known[~over | np.isin(known['env_id'], [*ids, *here])]
                 self.unsure = True
             self._enter(known, new)
         for e in ids.tolist():
@@ -362,7 +369,7 @@ class StepRows:
             self.table['env_id'][at] = e
         self.new['env_id'] = self.rows['env_id'] = ids
         self._which = np.array([self.number[e] for e in ids.tolist()])
-        self._of = env_id
+        self._of = env_id if type(env_id) is int else None  # an array may change
 
     def _enter(self, known, more=0):
         "Make a table of these environments, with room for more"
@@ -552,8 +559,12 @@ class OwnSteps(Pipe):
         **columns,
     ):
         "Let a step wait for the chain; the arguments are those of a replay's `add_step`"
-        values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
-        self.give(self.take(values, env_id, final_obs, autoreset_mode))
+        try:
+            values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
+            self.give(self.take(values, env_id, final_obs, autoreset_mode))
+        except BaseException:
+            self.rows.refused(terminated, truncated)
+            raise
 
     def take(self, values, *how) -> Steps:
         "Make rows of a step; they count when they are given"

@@ -109,7 +109,7 @@ class Replay(Pipe):
         self._fresh()
 
     def __len__(self):
-        if not self._opened:
+        if not self._opened or self.memory.reads_only:
             with self.lock:
                 self._catch_up()
         return len(self.view)
@@ -274,12 +274,12 @@ class Replay(Pipe):
         **columns,  # what else is known of the step
     ) -> np.ndarray:  # the keys of new rows
         "Add a step from your own loop, or one of each environment of a vector"
-        values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
         how = env_id, final_obs, autoreset_mode
         with self.lock:
             first = self._own_steps()
             rows = None
             try:
+                values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
                 if first:
                     return self._pass_on(first, values, how)
                 rows = self._steps.make(values, *how)
@@ -293,7 +293,7 @@ class Replay(Pipe):
                 if rows is not None and self._holds(rows):
                     self._steps.done()  # the interrupt came after the rows
                 else:
-                    self.step_rows.refused(values)
+                    self.step_rows.refused(terminated, truncated)
                 raise
 
     def _holds(self, rows) -> bool:
@@ -362,12 +362,18 @@ class Replay(Pipe):
         if self._report_rows(end, self.memory.oldest) or block is not None:
             self._note_reported()
 
-    def _report_rows(self, end, oldest, always=False) -> bool:  # False: there is nothing to report
+    def _report_rows(
+        self,
+        end,  # the next key
+        oldest,  # the oldest one
+        new: bool = True,  # False: a state is being loaded that has the priorities of these rows
+    ) -> bool:  # False: there is nothing to report
         "Tell the sampler which rows came and left since the last time, and which can be drawn"
         sampler = self.sampler
         view = self.view
+        place = self.memory.place
         drawable = view.completed(oldest) if view.follows else None
-        if view.follows and drawable is None and not always:
+        if view.follows and drawable is None and self._reported >= end:
             return False
         names = sampler.columns
         if self._initial is not None:
@@ -380,6 +386,8 @@ class Replay(Pipe):
             if names:
                 line, store, _ = self.memory.parts
                 columns = store.some_columns(keys % line.ring, names)
+            if new and place.lasts and place.holds:
+                place.forget_priorities(keys[keys >= place.reported])
             sampler.added(keys, columns)
             if self._initial is not None:
                 sampler.update(keys, columns[self._initial].astype(np.float64))
@@ -670,7 +678,6 @@ class Replay(Pipe):
         "What a checkpoint holds"
         with self.lock:
             self._catch_up()
-            self._report_rows(*self.memory.span, always=True)
             sampler = self.sampler.state_dict()
             view = self.view.snapshot()
             counters = [getattr(self, c) for c in COUNTERS]
@@ -718,7 +725,7 @@ class Replay(Pipe):
         self.view.restore(state['view'])
         end, oldest = memory.span
         self._opened = memory.added > 0
-        self._report_rows(end, oldest, always=True)
+        self._report_rows(end, oldest, new=False)
         self.sampler.load_state_dict(dict(state['sampler'], first=oldest, end=end))
 
     def check_remote(self, state):

@@ -12,6 +12,7 @@ import shutil
 import signal
 import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -931,3 +932,14 @@ def test_replays_on_disk_draw_as_in_main_memory(kind, ops, program, max_sz, spar
     finally:
         disk.close()
         shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.mark.parametrize('kind', [ExperienceReplay, partial(SequenceReplay, length=2)])
+def test_the_length_of_a_reader_follows_the_writer(tmp_path, kind):
+    writer = kind(bs=1, max_sz=100, store=Rows(tmp_path / 'm'))
+    writer.add(numbered(6))
+    reader = kind(bs=1, max_sz=100, store=Rows(tmp_path / 'm', mode='r'))
+    for first in 6, 26:
+        assert len(reader) == len(writer)
+        writer.add(numbered(20, first))
+    assert len(reader) == len(writer)

@@ -251,3 +251,102 @@ def test_a_mixture_tells_of_the_environment_that_steps_and_of_no_other():
     step(6.0, 8.0, 1.0, False, 0, 'a')
     step(2.0, 3.0, 0.0, False, 1, 'a')
     assert (2.0, 3.0) in transitions(mixture.replays['a'])
+
+
+def vector_step(replay, state, reward, after, end=False, **how):
+    "A step of a vector of one environment that resets itself in the next step"
+    obs, next_obs = np.float32([[state]]), np.float32([[after]])
+    ends, none = np.array([end]), np.zeros(1, bool)
+    how = dict(autoreset_mode='next_step') | how
+    replay.add_step(obs, np.zeros(1, int), np.float32([reward]), next_obs, ends, none, **how)
+
+
+def leads(replay):
+    "From which state to which each row leads"
+    rows = replay.memory[:].rows
+    return list(zip(rows['state'][:, 0].tolist(), rows['next_state'][:, 0].tolist()))
+
+
+def test_a_mixture_whose_replays_take_turns_keeps_no_resets():
+    mixture = Mixture({k: ExperienceReplay(bs=1, max_sz=100) for k in 'ab'})
+    for episode in range(6):
+        to = 'ab'[episode % 2]
+        first = 100 * episode
+        if episode:
+            vector_step(mixture, first - 98, 0.0, first, to='ab'[(episode - 1) % 2 - 1])
+        vector_step(mixture, first, 1.0, first + 1, to=to)
+        vector_step(mixture, first + 1, 1.0, first + 2, True, to=to)
+    for k, episodes in dict(a=(0, 200, 400), b=(100, 300, 500)).items():
+        expected = [(x, x + 1) for first in episodes for x in (first, first + 1)]
+        assert leads(mixture.replays[k]) == expected
+
+
+@pytest.mark.parametrize(
+    'lost',
+    [dict(reward=np.nan), dict(final_info=np.zeros(1)), dict(end=None), dict(end={})],
+    ids=str,
+)
+@pytest.mark.parametrize('first', [False, True])
+def test_the_reset_after_any_refused_end_is_left_out(lost, first):
+    "Also if it is the first step after a reset that was refused, or was refused for its arguments"
+    replay = ExperienceReplay(bs=1, max_sz=100)
+    vector_step(replay, 1, 1.0, 2)
+    vector_step(replay, 2, 1.0, 3, True)
+    vector_step(replay, 3, 0.0, 10)
+    if not first:
+        vector_step(replay, 10, 1.0, 11)
+    x = 10 if first else 11
+    step = dict(state=x, reward=1.0, after=x + 1, end=True) | lost
+    with pytest.raises((BlockError, TypeError, ValueError)):
+        vector_step(replay, **step)
+    vector_step(replay, x + 1, 0.0, 20)
+    vector_step(replay, 20, 1.0, 21)
+    kept = [] if first else [(10, 11)]
+    assert leads(replay) == [(1, 2), (2, 3), *kept, (20, 21)]
+
+
+def test_the_reset_after_an_end_that_a_mixture_refused_is_left_out():
+    mixture = Mixture({k: ExperienceReplay(bs=1, max_sz=100) for k in 'ab'})
+    vector_step(mixture, 1, 1.0, 2)
+    with pytest.raises(ValueError, match='typo'):
+        vector_step(mixture, 2, 1.0, 3, True, to='typo')
+    vector_step(mixture, 3, 0.0, 10)
+    vector_step(mixture, 10, 1.0, 11)
+    assert leads(mixture.replays['a']) == [(1, 2), (10, 11)]
+
+
+def test_the_reset_after_going_back_is_left_out():
+    "To a state that was saved at an end, or after a reset"
+    for saved_at in 2, 3:
+        replay = ExperienceReplay(bs=1, max_sz=100)
+        vector_step(replay, 1, 1.0, 2, True)
+        steps = [(2, 0.0, 10), (10, 1.0, 11), (11, 1.0, 12, True)]
+        for i, step in enumerate(steps):
+            if i == saved_at - 2:
+                state = replay.state_dict()
+            vector_step(replay, *step)
+        replay.load_state_dict(state)
+        vector_step(replay, 12, 0.0, 20)
+        vector_step(replay, 20, 1.0, 21)
+        assert leads(replay) == [(1, 2), (20, 21)]
+
+
+def test_an_array_of_env_ids_may_change_afterwards():
+    replay = ExperienceReplay(bs=1, max_sz=100)
+    env_id = np.array(3)
+    replay.add_step([1.0], 0, 1.0, [2.0], False, env_id=env_id)
+    env_id[...] = 4
+    replay.add_step([7.0], 0, 1.0, [8.0], False, env_id=4)
+    assert replay.memory[:].env_id.tolist() == [3, 4]
+    for ids in np.array([5]), 5, [5], 6:
+        replay.add_step([7.0], 0, 1.0, [8.0], True, env_id=ids, autoreset_mode='disabled')
+    assert replay.memory[:].env_id.tolist() == [3, 4, 5, 5, 5, 6]
+
+
+def test_episodes_of_thousands_of_environments_are_numbered_on_while_rows_are_there():
+    replay = ExperienceReplay(bs=1, max_sz=100_000)
+    for env_id in [*range(5000), 0, 1, 2]:
+        replay.add_step(np.float32([0]), 0, 1.0, np.float32([1]), True, env_id=env_id)
+    rows = replay.memory[:].rows
+    again = rows[rows['env_id'] < 3]
+    assert again['episode_n'].tolist() == [1, 1, 1, 2, 2, 2]

@@ -3,6 +3,7 @@
 Weights, late answers, initial priorities, checkpoints, statistics."""
 
 import json, pickle, warnings
+from functools import partial
 
 import matplotlib
 
@@ -679,3 +680,19 @@ def test_feedback_on_a_device_asks_for_no_doubles():
             keys_here, td_here = fetched('here', keys, td)
         assert keys_here.tolist() == td_here.tolist() == [0] * 3 and td_here.dtype == np.float64
     assert asked and torch.float64 not in asked
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('between', [ExperienceReplay, partial(PrioritizedReplay, kind='uniform')])
+def test_priorities_on_disk_are_not_those_of_overwritten_rows(tmp_path, kind, between):
+    "If a replay without priorities has added rows in between"
+    store = Rows(tmp_path / 'm')
+    settings = dict(bs=2, max_sz=10, store=store)
+    with PrioritizedReplay(kind=kind, alpha=1, eps=0, **settings) as replay:
+        keys = replay.add(numbered(10))
+        replay.update_priorities(keys, np.arange(10) + 1.0)
+    with between(**settings) as other:
+        other.add(numbered(6, 10))
+        other.sample()
+    with PrioritizedReplay(kind=kind, alpha=1, eps=0, **settings) as replay:
+        assert replay.drawable()['priority'].tolist() == [7, 8, 9, *[10] * 7]

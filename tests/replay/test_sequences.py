@@ -3,6 +3,7 @@
 Batches, recurrent states, priorities, checkpoints, what is refused."""
 
 import copy, pickle
+from functools import partial
 from itertools import product
 
 import numpy as np, pytest, torch
@@ -675,12 +676,13 @@ def with_states(path, length, overlap, max_sz, mode='a', **kw):
     )
 
 
-def add_states(replay, *steps, env=0, end=False):
+def add_states(replay, *steps, env=0, end=False, dtype=STATES):
     "The recurrent state says whose it is"
     for step in steps:
-        row = np.zeros(1, STATES)
+        row = np.zeros(1, dtype)
         row['env_id'], row['episode_n'], row['step_n'], row['terminated'] = env, 1, step, end
-        row['hidden'] = env + 1, step
+        if 'hidden' in dtype.names:
+            row['hidden'] = env + 1, step
         replay.add(Steps(row))
 
 
@@ -717,7 +719,8 @@ def test_states_and_priorities_on_disk_are_of_no_other_row(tmp_path, stride):
         states_drawn(other)
         known = other.drawable()
         steps = other.memory.take(known['key']).rows['step_n']
-        assert all(p in (1, s) for p, s in zip(known['priority'], steps))
+        top = known['priority'].max()
+        assert all(p in (1, s, top) for p, s in zip(known['priority'], steps))
         other.close()
 
 
@@ -751,6 +754,52 @@ def test_states_on_disk_after_going_back(tmp_path, reopened):
     assert not any(states_drawn(replay).values())
     replay.close()
     states_drawn(with_states(tmp_path / 'm', 4, 3, 80))
+
+
+add_rows = partial(add_states, dtype=step_dtype(spaces.Discrete(2), spaces.Discrete(2)))
+
+
+@pytest.mark.parametrize('overlap', [1, 2, 3])
+def test_priorities_on_disk_after_going_back(tmp_path, overlap):
+    "Sequences that begin elsewhere when it is opened again have none of rows that were dropped"
+    replay = with_states(tmp_path / 'm', 4, 0, 200)
+    add_rows(replay, *range(1, 31))
+    state = through_file(replay.state_dict())
+    add_rows(replay, *range(31, 71))
+    give_errors(replay)
+    replay.load_state_dict(state)
+    add_rows(replay, 31, end=True)
+    add_rows(replay, *range(1, 40), env=5)
+    replay.close()
+    with with_states(tmp_path / 'm', 4, overlap, 200) as replay:
+        assert {*replay.drawable()['priority']} == {1}
+
+
+@pytest.mark.parametrize('between', ['experience', 'uniform', 'steps'])
+def test_priorities_on_disk_are_not_those_of_overwritten_rows(tmp_path, between):
+    "If a replay without priorities has added rows in between"
+    sequences = partial(with_states, tmp_path / 'm', 2, 0, 12)
+    replay = sequences()
+    add_rows(replay, *range(1, 13))
+    give_errors(replay)
+    replay.close()
+    kind = dict(kind='uniform') if between == 'uniform' else {}
+    other = ExperienceReplay(bs=2, max_sz=12, store=Rows(tmp_path / 'm'))
+    if between == 'uniform':
+        other = PrioritizedReplay(bs=2, max_sz=12, store=Rows(tmp_path / 'm'), **kind)
+    if between == 'steps':
+        other = SequenceReplay(
+            bs=2, max_sz=12, length=3, kind='uniform', store=Rows(tmp_path / 'm')
+        )
+    with other:
+        add_rows(other, *range(13, 19))
+        other.sample()
+    with sequences() as replay:
+        known = replay.drawable()
+        steps = replay.memory.take(known['key']).rows['step_n']
+        top = known['priority'].max()
+        assert all(p in (1, s, top) for p, s in zip(known['priority'], steps))
+        assert {*known['priority'][steps > 12]} == {top}
 
 
 def test_a_directory_without_states_can_grow_twice(tmp_path):
