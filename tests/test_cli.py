@@ -228,6 +228,17 @@ def test_a_recipe_of_the_working_directory_is_known(capsys, tmp_path, monkeypatc
     assert "did you mean 'mine'" in here(capsys, 'train', 'mein', status=2)
 
 
+def test_a_mistyped_command_imports_nothing_heavy(tmp_path):
+    program = """
+import sys
+from fastrl_replay.cli import main
+main(['trian', 'cartpole'])
+assert not {'torch', 'numba'} & {*sys.modules}"""
+    run = [sys.executable, '-c', program]
+    r = subprocess.run(run, text=True, capture_output=True, timeout=300, cwd=tmp_path)
+    assert r.returncode == 0 and "did you mean 'train'" in r.stderr, r.stderr
+
+
 def test_typed_alone_it_tells_what_to_type(capsys):
     "A newcomer's first line"
     assert 'fastrl-replay train cartpole' in here(capsys)

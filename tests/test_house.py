@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from fastcore.docments import docments
+from soak.seeded_faults import FAULTS
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent  # nbdev's commands are beside the interpreter
@@ -328,6 +329,13 @@ def test_what_a_script_writes_is_up_to_date(script):
 def test_ruff_is_content():
     run(sys.executable, '-m', 'ruff', 'check', 'fastrl_replay', 'tests', 'docs', 'benchmarks')
     run(sys.executable, '-m', 'ruff', 'check', '--select', 'E501', 'nbs')
+
+
+def test_seeded_faults_are_in_the_modules():
+    "Or a change of a module would turn a fault off without a word"
+    for fault in FAULTS:
+        source = (ROOT / 'fastrl_replay' / fault.module).read_text(encoding='utf-8')
+        assert source.count(fault.text) == 1, fault
 
 
 # A first script, run with the installed wheel and nothing else.

@@ -5,6 +5,8 @@ There is never a loop, and rows are never gone without a word."""
 import numpy as np, pytest
 from gymnasium import spaces
 
+from fastrl_replay.app.watching import WatchedMemory
+from fastrl_replay.cli import main
 from fastrl_replay.look.sample import memory_sample
 from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.places import CHECK
@@ -65,6 +67,13 @@ def test_a_wrong_reference_to_a_frame_is_named(damaged, mode):
         with pytest.raises(StateError, match=f'{damaged}.* is damaged'):
             call()
     replay.close()
+
+
+def test_a_wrong_reference_to_a_frame_is_named_by_pages(damaged, capsys, tmp_path):
+    assert main(['memory', str(damaged), '--html', str(tmp_path / 'page.html')]) == 2
+    said = capsys.readouterr().err
+    assert str(damaged) in said and 'is damaged' in said
+    assert 'is damaged' in WatchedMemory(damaged).samples()[0]['lead']
 
 
 def counted(tmp_path):

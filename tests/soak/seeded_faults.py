@@ -107,8 +107,8 @@ FAULTS = [
     Fault(
         1,
         'replay/hindsight.py',
-        'first[j] = keys[chosen[j]] if strategy == 0 else last[j]',
-        'first[j] = oldest if strategy == 0 else last[j]',
+        'key = episode_start(goals[j], oldest, table)',
+        'key = oldest',
         'replay/test_hindsight.py',
     ),
     Fault(
@@ -135,8 +135,8 @@ FAULTS = [
     Fault(
         3,
         'steps/episodes.py',
-        "wrong = np.flatnonzero((rows['env_id'] < 0) | (rows['env_id'] >= MAX_ENVS))",
-        "wrong = np.flatnonzero(rows['env_id'] >= MAX_ENVS)",
+        "wrong = rows['env_id'].view(np.uint32) >= MAX_ENVS",
+        "wrong = rows['env_id'] >= MAX_ENVS",
         'test_blocks.py replay/test_replay.py',
     ),
     Fault(
@@ -169,7 +169,7 @@ FAULTS = [
     ),
     Fault(
         5,
-        'learning/checkpoints.py',
+        'learning/base.py',
         "self.updates = state['updates']",
         'pass',
         'learning/test_learners.py',
@@ -206,8 +206,8 @@ FAULTS = [
     Fault(
         7,
         'stages/recorded.py',
-        'with np.load(path, allow_pickle=False) as archive:',
-        'with np.load(path, allow_pickle=True) as archive:',
+        'return NpzFile(path)',
+        'return NpzFile(path, allow_pickle=True)',
         'data/test_data.py -m "slow or not slow" -k pickle',
     ),
     Fault(
