@@ -34,7 +34,7 @@ from ..steps.states import array, integer, listed
 INSERTED, OLDEST, AGE_SUM, AGE_MAX, RING = range(5)
 # the last one: how many rows count
 LINK, BACK, DRAWN, LAST_KEY, LAST, N_LAST, NUMBER, N_NUMBER, WINDOW = range(5, 14)
-# of the place; the key up to which it lets rows be written
+# of the place; how many rows it lets kernels write, counted as its counters do
 COUNTERS = 14
 UNTIL = 15
 # keys that were drawn, and are not counted so far; do others look at the counts?

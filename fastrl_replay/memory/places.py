@@ -34,7 +34,10 @@ def in_parts(first, end, most):
         yield np.arange(a, min(a + most, end))
 
 # %% ../../nbs/memory/places.ipynb #7374aa76
+# rows that may have been written, and that count; up to which row priorities are known, rows were
+# on the device at the last flush, and slots may be written before the next power cut
 RESERVED, COMMITTED, TOLD, FLUSHED, LIMIT = range(5)
+# how often it went back; a checksum; the oldest row that counts after going back
 REWINDS, CHECK, SHOWN, N_COUNTERS = range(5, 9)
 
 
@@ -43,10 +46,9 @@ class Place:
 
     # of a directory; a device's name; what is said of the memory that is there
     path = device = meta = None
-    # may it be changed? By this process, now? Does it outlive this process?
-    writes = True
-    holds = True
-    lasts = False
+    writes = True  # False: it was opened for reading
+    holds = True  # may this process write now? Not a fork, nor after it was closed
+    lasts = False  # True: it outlives this process
 
     def __init__(
         self,

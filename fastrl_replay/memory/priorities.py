@@ -165,7 +165,10 @@ class _Prioritized(Sampler):
     def __len__(self):
         return np.count_nonzero(self.tree.leaves)
 
-    nbytes = property(lambda self: self.tree.nbytes, doc='Bytes reserved')
+    nbytes = property(
+        lambda self: sum(t.nbytes for t in (self.tree, self._inverses) if t is not None),
+        doc='Bytes reserved',
+    )
 
     def sample(
         self,

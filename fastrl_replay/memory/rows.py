@@ -362,7 +362,7 @@ class ArrayRows(OpenStore):
         if self.outgrows:
             self.request(line.slots(keys))
         out = batch_bytes(n * plan.itemsize)
-        # says which
+        # `slots` raises the error for the key that is not there
         if not _draw_rows(line.tables.numbers, self._plan, keys, weights, out):
             line.slots(keys)
         return plan.steps(out, n)
@@ -456,7 +456,7 @@ def _add_rows(numbers, plan, env_id):
     n = len(env_id)
     ring = numbers[RING]
     inserted = numbers[INSERTED]
-    address = env_id.ctypes.data - plan[ENV]
+    address = env_id.ctypes.data - plan[ENV]  # of the block, of which `env_id` is a column
     if n > 1 and env_id.strides[0] != size:
         return False  # not contiguous
     if not acceptable(numbers, plan, address, n):

@@ -40,7 +40,7 @@ class Sampler:
 
     columns = ()  # columns of new rows that `added` wants to see
     replacement = False  # True: one key is enough for a batch
-    # True: a key can be drawn only when `update` has named it. A replay of sequences sets it
+    # True: a sampler may draw only keys that `update` has named. A replay of sequences sets it
     waits = False
     capacity = 2**62  # how many rows there can be at a time; a replay sets it
     first = end = 0  # the rows in memory have keys first, …, end-1

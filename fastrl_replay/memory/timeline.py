@@ -119,7 +119,10 @@ class Timeline:
         return self._parts[0].inserted if self._gave and self._parts else self._below
 
     def _next_base(self, place) -> int:
-        "The first multiple of the slots above all keys that were given out"
+        """The first multiple of the slots above all keys that were given out
+
+        Stores put a row into slot `key % ring`, samplers into `key % max_sz`: a multiple of both.
+        """
         step = math.lcm(place.ring or self.max_sz + self.store.spare, self.max_sz)
         return -(-self._below // step) * step
 
@@ -294,6 +297,7 @@ class Timeline:
     ) -> np.ndarray:  # the keys of the rows, int64
         "Append rows, overwriting the oldest in a full memory; an invalid block changes nothing"
         rows = main_rows(steps)
+        # the very dtype of the block before, so the columns need no look
         if rows is not None and rows.dtype is self._same and rows.ndim == 1:
             line, store, _ = self._parts
             first = line.tables.numbers.item(INSERTED)
@@ -302,7 +306,7 @@ class Timeline:
         return self._add_checked(steps)
 
     def _add_checked(self, steps):
-        "Add a block that is the first of its kind, has new environments, or will be refused"
+        "Add a block whose dtype is another object, that has new environments, or will be refused"
         if self._unsettled is not None:
             self.settle()  # it was interrupted
         if not self.parts:

@@ -87,7 +87,7 @@ class Replay(Pipe):
         self._given = dict(sampler=sampler)  # for the repr: the attribute is one that is in use
         sampler = default() if sampler is None else sampler
         sampler = self._own_sampler(self._checked_sampler(sampler, view, initial))
-        # some draw a row as often as they like
+        # with replacement, one row is enough for a batch
         self._needs = 1 if sampler.replacement else None
         if (self._needs or self.bs) > self.max_sz:
             raise ArgumentError(
@@ -167,7 +167,7 @@ class Replay(Pipe):
 
     def _new_parts(self):
         "Memory, sampler and view by name, with nothing in them"
-        # no circle: a memory would outlive it
+        # a weak reference: in a circle, the memory would outlive the replay
         who, (sampler, view), replay = type(self).__name__, self._templates, ref(self)
 
         def check(dtype):
