@@ -125,7 +125,7 @@ myst_enable_extensions = ['dollarmath']
 myst_heading_anchors = 3
 autodoc_typehints, autodoc_preserve_defaults, autodoc_inherit_docstrings, autodoc_member_order = (
     'none',
-    True,
+    False,  # Sphinx knows no defaults of parameters that a constructor takes over from another
     False,
     'bysource',
 )

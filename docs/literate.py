@@ -201,8 +201,9 @@ def add_parameters(app, what, name, obj, options, lines):
 
 
 def show_arguments(app, what, name, obj, options, given, returned):
-    "Show the arguments of a stage, which torch's metaclass hides (`autodoc-process-signature`)."
-    if what != 'class' or given not in ('(*args, **kwargs)', '(*_, **__)'):
+    "Show the arguments of a stage, and `...` for long defaults (`autodoc-process-signature`)."
+    placeholder = given in ('(*args, **kwargs)', '(*_, **__)')
+    if what != 'class' or not (placeholder or issubclass(obj, Pipe)):
         return None
     init = inspect.unwrap(obj.__init__)
     if not inspect.isfunction(init):

@@ -357,9 +357,12 @@ class Directory(Place):
         if not self.writes:
             self._watched = os.fspath(self.file('counters'))
             return
-        c[CHECK] = 0  # until it is closed
+        closed = c.item(CHECK)
+        c[CHECK] = 0  # until it is closed, also on the device
+        sync(self.file('counters'))
         self._tidy()
-        self._after_power_cut()
+        if not closed:
+            self._after_power_cut()
         # rows that come now are whole
         c[RESERVED] = min(c[RESERVED], c[COMMITTED] + self.ring)
         c[TOLD] = min(c[TOLD], c[COMMITTED])
@@ -585,14 +588,15 @@ class Directory(Place):
         boot = self._before.get('boot')
         if not boot or boot == _boot() or self._before.get('host') != socket.gethostname():
             return
-        lost = c.item(COMMITTED) - c.item(FLUSHED)
-        if lost <= 0:
-            return
+        lost = max(c.item(COMMITTED) - c.item(FLUSHED), 0)
         warnings.warn(
-            f'{self.path}: the machine restarted before rows were flushed; {lost:_} rows are lost'
+            f'{self.path}: the machine restarted before rows were flushed; {lost:_} rows are lost, '
+            'and older ones that newer rows may have overwritten'
         )
-        self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], c.item(FLUSHED)]))
-        c[RESERVED], c[COMMITTED] = max(c[RESERVED], c[LIMIT]), c[FLUSHED]
+        if lost:
+            self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], c.item(FLUSHED)]))
+        # rows may be on the device that these counters do not know of
+        c[RESERVED], c[COMMITTED] = max(c[RESERVED], c[LIMIT]), min(c[COMMITTED], c[FLUSHED])
 
     # ---- checkpoints ----
 

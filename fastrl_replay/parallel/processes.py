@@ -52,28 +52,28 @@ def _leave_with(sentinel, parent):
     os._exit(1)
 
 
-def _answer_all(requests, answers, served):
+def _answer_all(conn, served):
     "Answer requests until the other side is gone"
     while True:
         try:
-            words = requests.recv()
+            words = conn.recv()
         except (EOFError, OSError):
             words = ['end']
         if words[0] == 'end':
             return served.close()
-        # `send` would open a file for each tensor
+        # conn.send would open a file for each tensor
         with suppress(OSError):
-            answers.send_bytes(served.answer(*words))
+            conn.send_bytes(served.answer(*words))
 
 
-def _work(requests, answers, info, seed, data, shared, copy, chunk, ends=False):
+def _work(conn, info, seed, data, shared, copy, chunk, ends=False):
     "What a worker process does"
     # PR_SET_PDEATHSIG
     if ends and sys.platform == 'linux':
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     for end in list(_ends):
         end.close()
-    _ends.update([requests, answers])
+    _ends.add(conn)
     # it may have workers, which leave when it does
     mp.current_process()._config['daemon'] = False
     threading.Thread(
@@ -94,7 +94,67 @@ def _work(requests, answers, info, seed, data, shared, copy, chunk, ends=False):
         return chain, lambda i: shared.refresh(weights, seen, i)
 
     with as_worker(info):
-        _answer_all(requests, answers, Served(build, chunk))
+        _answer_all(conn, Served(build, chunk))
+
+# %% ../../nbs/parallel/processes.ipynb #b4c2d7e1
+class _Inbox:
+    "Takes answers out of a pipe, as far as they have come; one counts when it is whole"
+
+    def __init__(self, conn):
+        # has the other side closed it?
+        self.conn = conn
+        self.over = False
+        self._begin(4, head=True)
+        if os.name == 'posix':
+            os.set_blocking(conn.fileno(), False)
+
+    def _begin(self, n, head):
+        self.data = bytearray(n)
+        self.got = 0
+        self.head = head
+
+    def __len__(self):
+        return 0 if self.head else self.got  # bytes of an answer that have come
+
+    def fill(self) -> bool:  # is there a whole answer?
+        try:
+            if os.name != 'posix':
+                return self._take_whole()
+            while self.head or self.got < len(self.data):
+                n = os.readv(self.conn.fileno(), [memoryview(self.data)[self.got :]])
+                self.got = self.got + n
+                self.over = not n
+                if self.over:
+                    return False
+                if self.head and self.got == len(self.data):
+                    self._read_head()
+        except BlockingIOError:
+            return False
+        except (OSError, EOFError):
+            self.over = True
+            return False
+        return True
+
+    def take(self):  # as `conn.recv_bytes` gives it
+        data = self.data
+        self._begin(4, head=True)
+        return data
+
+    def _read_head(self):
+        "As `conn.send_bytes` writes it: how many bytes come, in 4 bytes, or -1 and then in 8"
+        n = int.from_bytes(self.data[:4], 'big', signed=True)
+        if n == -1 and len(self.data) == 4:
+            self.data += bytes(8)
+        else:
+            self._begin(n if n >= 0 else int.from_bytes(self.data[4:], 'big'), head=False)
+
+    def _take_whole(self):
+        "Where pipes keep messages apart"
+        if self.head and self.conn.poll():
+            self.data = self.conn.recv_bytes()
+            self.head = False
+            self.got = len(self.data)
+        return not self.head
 
 # %% ../../nbs/parallel/processes.ipynb #98c4c89e
 @contextmanager
@@ -124,34 +184,30 @@ class _Worker(Worker):
 
     def __init__(self, context, patience, info, *args):
         super().__init__(info)
-        self.patience = patience
-        self.requests, requests = context.Pipe()
-        self.answers, answers = context.Pipe()
-        self.outbox = bytearray()  # not sent yet
-        _ends.update([self.requests, self.answers])
+        self.conn, theirs = context.Pipe()
+        # outbox: not sent yet
+        self.patience, self.inbox, self.outbox = patience, _Inbox(self.conn), bytearray()
+        _ends.add(self.conn)
         # the end of another thread would end it
         main = threading.current_thread() is threading.main_thread()
         self.process = context.Process(
             target=_work,
-            args=(requests, answers, info, *args),
+            args=(theirs, info, *args),
             kwargs=dict(ends=main),
             daemon=True,
             name=f'worker {info.rank} of {info.world_size}',
         )
         with _without_ctrl_c():
             self.process.start()
-        requests.close()
-        answers.close()
-        if os.name == 'posix':
-            os.set_blocking(self.requests.fileno(), False)
+        theirs.close()
 
     def request(self, *words):
         try:
             if os.name != 'posix':
-                return self.requests.send(words)
+                return self.conn.send(words)
             data = pickle.dumps(words)
             n = len(data)
-            # as `recv` reads it
+            # as `conn.recv` reads it
             self.outbox += struct.pack('!i', n) if n < 2**31 else struct.pack('!iQ', -1, n)
             self.outbox += data
             self.push()
@@ -160,23 +216,34 @@ class _Worker(Worker):
 
     def push(self):
         "Send what the pipe takes now, and take that out of `outbox`"
+        try:
+            while self.outbox:
+                del self.outbox[: os.write(self.conn.fileno(), self.outbox)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.outbox.clear()
+
+    def ready(self) -> bool:
+        "Is there a whole answer, or the end?"
+        return self._exchange() or self.inbox.over or not self.process.is_alive()
+
+    def _exchange(self):
+        "Send and take what goes now; is there a whole answer?"
         with interrupts_wait():
             try:
-                while self.outbox:
-                    del self.outbox[: os.write(self.requests.fileno(), self.outbox)]
-            except BlockingIOError:
-                pass
-            except OSError:
-                self.outbox.clear()
+                self.push()
+                return self.inbox.fill()
+            except BaseException:
+                self.process.kill()
+                raise  # a second Ctrl-C, or no memory: a part may be lost
 
     def receive(self) -> tuple:  # the request (None: it ended), the answer, what went wrong, facts
-        "The answer of a worker that has one, or has ended"
-        try:
-            if not self.answers.poll():
-                raise EOFError
-            return pickle.loads(self.answers.recv_bytes())
-        except (EOFError, OSError):
+        "What `wait` has waited for"
+        if not self.inbox.fill():
             return None, None, self._ended(), None
+        try:
+            return pickle.loads(self.inbox.take())
         except Exception as e:
             self.process.kill()
             return None, None, format_error(e), None
@@ -186,22 +253,22 @@ class _Worker(Worker):
 
     def succeed(self, new):
         "Go on with another process instead of this one"
-        self.close()
+        self.conn.close()
         self.process.kill()
         self.process.join()
-        for k in 'info', 'requests', 'answers', 'process', 'outbox':
+        for k in 'info', 'conn', 'process', 'outbox', 'inbox':
             setattr(self, k, getattr(new, k))
 
     def alive(self):
         return self.process.is_alive()
 
-    def close(self):
-        "Close its pipes"
-        self.requests.close()
-        self.answers.close()
-
     def doing(self):
-        return f'process {self.process.pid}'
+        some = ''
+        if not self.inbox.head:
+            some = (
+                f', {len(self.inbox):_} of {len(self.inbox.data):_} bytes of whose answer have come'
+            )
+        return f'process {self.process.pid}{some}'
 
     def _ended(self):
         if not _join(self.process, 5):
@@ -234,7 +301,7 @@ def _end(workers, owner):
     try:
         for w in workers:
             w.request('end')
-            w.close()
+            w.conn.close()
         limit = monotonic() + 5
         for w in workers:
             _join(w.process, limit - monotonic())
@@ -280,10 +347,10 @@ class Processes:
 
     def wait(self, workers, seconds: float = 1) -> list:
         "Wait for these workers; return those that have an answer, or have ended"
-        for w in workers:
-            if w.outbox:
-                w.push()
-                seconds = min(seconds, 0.01)
-        ends = [x for w in workers for x in (w.answers, w.process.sentinel)]
-        there = connection.wait(ends, seconds)
-        return [w for w in workers if w.answers in there or not w.process.is_alive()]
+        there = [w for w in workers if w.ready()]
+        if there or not seconds:
+            return there
+        if any(w.outbox for w in workers):
+            seconds = 0.01
+        connection.wait([x for w in workers for x in (w.conn, w.process.sentinel)], seconds)
+        return [w for w in workers if w.ready()]

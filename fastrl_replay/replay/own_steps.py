@@ -586,8 +586,8 @@ class OwnSteps(Pipe):
 
     def check_state(self, state):
         state = checked('OwnSteps', dict(steps=anything, waiting=listed(block)), state)
-        used = self.rows.used
-        rows = StepRows('OwnSteps', self._memory, continues=False, unsure=used)
+        unsure = self.rows.used or self.rows.unsure
+        rows = StepRows('OwnSteps', self._memory, continues=False, unsure=unsure)
         rows.load(state['steps'])
         return dict(state, steps=rows)
 

@@ -179,8 +179,9 @@ class Replay(Pipe):
         )
         sampler = sampler.fresh(waits=view.follows, capacity=self.max_sz)
         view = view.fresh(memory, who)
-        used = '_steps' in vars(self) and self._steps.used
-        steps = StepRows(who, lambda: memory, unsure=used)
+        before = vars(self).get('_steps')
+        unsure = before is not None and (before.used or before.unsure)
+        steps = StepRows(who, lambda: memory, unsure=unsure)
         return dict(
             memory=memory,
             sampler=sampler,

@@ -233,14 +233,16 @@ class SequenceView(View):
         rows = np.ascontiguousarray(steps.rows).reshape(-1)
         self._track(rows, first, self._hiddens.shape[2])
 
+    def _make_room(self, many):  # environments
+        if many > len(self._hiddens):
+            self._episodes = grown(self._episodes, many, 0)
+            self._hiddens = grown(self._hiddens, many, 0)
+
     def _track(self, rows, first, width):  # bytes of a state in these rows; 0: the place has states
         "Enter the sequences that these rows complete"
         line = self.memory.parts[0]
         envs = line.tables.envs
-        many = len(envs.ids)
-        if many > len(self._hiddens):
-            self._episodes = grown(self._episodes, many, 0)
-            self._hiddens = grown(self._hiddens, many, 0)
+        self._make_room(len(envs.ids))
         if rows.dtype != self._dtype:
             self._look_at(rows.dtype)
         self._keep_found()  # what an interrupted call has found
@@ -417,6 +419,7 @@ class SequenceView(View):
         keys = self.keys
         place = self.memory.place
         going_on = self.memory.links.going_on
+        self._make_room(len(self.memory.environments.ids))
         states = np.zeros((len(keys), 0), np.uint8)
         # a directory has states beside the rows
         if self.states and not (place.lasts and place.holds):

@@ -934,6 +934,23 @@ def test_replays_on_disk_draw_as_in_main_memory(kind, ops, program, max_sz, spar
         shutil.rmtree(path, ignore_errors=True)
 
 
+def test_a_power_cut_right_after_a_flush_leaves_no_row_of_another_key(tmp_path):
+    "New rows reach the device before the counters that know of them"
+    line = filled(tmp_path, 25, 20)
+    line.flush()
+    [counters] = tmp_path.glob('data-*/counters')
+    there = counters.read_bytes()
+    line.add(block(25, 10))
+    cut_power(line)
+    counters.write_bytes(there)
+    with pytest.warns(UserWarning, match='may have overwritten'):
+        again = Timeline(20, Rows(tmp_path))
+        whole(again)
+    again.add(block(25, 10))
+    whole(again)
+    assert len(again) == 10
+
+
 @pytest.mark.parametrize('kind', [ExperienceReplay, partial(SequenceReplay, length=2)])
 def test_the_length_of_a_reader_follows_the_writer(tmp_path, kind):
     writer = kind(bs=1, max_sz=100, store=Rows(tmp_path / 'm'))

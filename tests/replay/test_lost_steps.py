@@ -350,3 +350,18 @@ def test_episodes_of_thousands_of_environments_are_numbered_on_while_rows_are_th
     rows = replay.memory[:].rows
     again = rows[rows['env_id'] < 3]
     assert again['episode_n'].tolist() == [1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize('again', ['clear', 'load'])
+@pytest.mark.parametrize('own', [False, True])
+def test_a_lost_end_is_remembered_however_often_all_is_forgotten(own, again):
+    replay = memory(own)
+    empty = replay.state_dict()
+    vector_step(replay, 1, 1.0, 2, True)
+    for _ in range(3):
+        replay.clear()
+        if again == 'load' or own:
+            replay.load_state_dict(empty)
+    vector_step(replay, 2, 0.0, 20)
+    vector_step(replay, 20, 1.0, 21, True)
+    assert leads(replay) == [(20, 21)]

@@ -802,6 +802,18 @@ def test_priorities_on_disk_are_not_those_of_overwritten_rows(tmp_path, between)
         assert {*known['priority'][steps > 12]} == {top}
 
 
+def test_a_checkpoint_after_one_whose_rows_are_all_gone(tmp_path):
+    replay = with_states(tmp_path / 'm', 2, 0, 10)
+    add_states(replay, *range(1, 12))
+    state = replay.state_dict()
+    add_states(replay, *range(12, 32))
+    with pytest.warns(UserWarning, match='overwritten'):
+        replay.load_state_dict(state)
+    replay.load_state_dict(through_file(replay.state_dict()))
+    add_states(replay, *range(12, 20))
+    assert len(replay) >= 3
+
+
 def test_a_directory_without_states_can_grow_twice(tmp_path):
     replay = with_states(tmp_path / 'm', 2, 0, 20)
     add_states(replay, *range(1, 10))
