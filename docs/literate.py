@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from docutils import nodes
+from fastrl_replay.pipe import Pipe
 from fastcore.docments import docments
 from pygments.lexers.special import TextLexer
 from readme import split_directives
