@@ -647,6 +647,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'fastrl_replay/envs/envstate.py'),
                                              'fastrl_replay.envs.envstate._is_fixed': ( 'envs/envstate.html#_is_fixed',
                                                                                         'fastrl_replay/envs/envstate.py'),
+                                             'fastrl_replay.envs.envstate._is_unused': ( 'envs/envstate.html#_is_unused',
+                                                                                         'fastrl_replay/envs/envstate.py'),
                                              'fastrl_replay.envs.envstate._own_state': ( 'envs/envstate.html#_own_state',
                                                                                          'fastrl_replay/envs/envstate.py'),
                                              'fastrl_replay.envs.envstate._packed': ( 'envs/envstate.html#_packed',

@@ -73,6 +73,16 @@ def _arrays_of(data):
     return {n: x for n, x in found.items() if isinstance(x, np.ndarray) and x.dtype.kind == 'f'}
 
 
+def _is_unused(random):
+    "Return whether a generator was seeded by the system and has drawn nothing"
+    bits = getattr(random, 'bit_generator', None)
+    seq = getattr(bits, 'seed_seq', None)
+    if not isinstance(getattr(seq, 'entropy', None), int) or seq.entropy < 1 << 64:
+        return False
+    new = type(bits)(np.random.SeedSequence(seq.entropy, spawn_key=seq.spawn_key))
+    return new.state == bits.state
+
+
 def _parts_of(space):
     parts = getattr(space, 'spaces', ())
     return list(parts.values()) if isinstance(parts, dict) else parts
@@ -93,7 +103,8 @@ class _Encoder:
             return tuple(map(self.encode, x))
         if isinstance(x, spaces.Space):
             parts = [self.encode(p) for p in _parts_of(x)]
-            return dict(kind='space', random=encode(x._np_random), parts=parts)
+            random = None if _is_unused(x._np_random) else encode(x._np_random)
+            return dict(kind='space', random=random, parts=parts)
         if isinstance(x, np.generic) and x.dtype.kind in _ARRAYS:
             return _packed(x, 'scalar')
         if kind is np.ndarray and x.dtype.kind in _ARRAYS:

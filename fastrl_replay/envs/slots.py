@@ -87,7 +87,10 @@ class Slot:
         own = encode(self._own())
         # before its first reset nothing is lost
         why = None if self.obs is None else why
-        return dict(n=self.n, kind=self.kind, env=env, why=why, own=own)
+        random = None
+        if env is None and self.n == 1 and hasattr(self.env.unwrapped, '_np_random'):
+            random = saved_env(self.env.unwrapped._np_random)[0]
+        return dict(n=self.n, kind=self.kind, env=env, why=why, own=own, random=random)
 
     def load_state_dict(
         self,
@@ -104,14 +107,16 @@ class Slot:
             decode(state['env'], self.env)
         elif state['why'] is not None:
             self.leave()
-            if seed is not None:
+            if state['random'] is not None:
+                self.env.unwrapped.np_random = decode(state['random'])
+            elif seed is not None:
                 self.seed = int(seed) + self.env_id + 1_000_003 * int(counts[:, 0].sum())
             return True
         return False
 
 
 SLOT = dict(
-    n=integer(1, MAX_ENVS), kind=text, env=encoded, why=maybe(text), own=encoded
+    n=integer(1, MAX_ENVS), kind=text, env=encoded, why=maybe(text), own=encoded, random=encoded
 )  # the form of what `state_dict` gives
 
 # %% ../../nbs/envs/slots.ipynb #7d5d8362

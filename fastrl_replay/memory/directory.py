@@ -432,7 +432,8 @@ class Directory(Place):
         if 'priorities' not in self.meta['arrays']:
             return
         if self._priorities[0] != self.folder:
-            self._priorities = self.folder, self.lasting('priorities', np.float64)
+            array = self._mapped('priorities', self.ring, np.float64)
+            self._priorities = self.folder, array
         self._priorities[1][keys % self.ring] = 0
 
     def keep(
