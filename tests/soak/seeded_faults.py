@@ -192,7 +192,7 @@ FAULTS = [
     Fault(
         6,
         'memory/directory.py',
-        "c[RESERVED], c[COMMITTED] = max(c[RESERVED], c[LIMIT]), c[FLUSHED]",
+        "c[RESERVED], c[COMMITTED] = max(c[RESERVED], c[LIMIT]), min(c[COMMITTED], c[FLUSHED])",
         'pass',
         'memory/test_disk.py -m "slow or not slow" -k power',
     ),
