@@ -564,12 +564,14 @@ class Directory(Place):
             return
         c = self.counters
         end = c.item(COMMITTED)
+        # slots beyond are allowed again, and that is brought to the device, before they are written
         limit = c.item(RESERVED)
+        self.until[0] = max(self.ring, limit)
         for p in self.folder.rglob('*'):
             # frames come and go
             with suppress(FileNotFoundError):
                 sync(p)
-        c[FLUSHED], c[LIMIT] = end, max(limit, c.item(LIMIT))
+        c[FLUSHED], c[LIMIT] = end, limit
         for p in (self.file('counters'), self.folder, self.path):
             sync(p)
 
