@@ -94,7 +94,7 @@ class Acting:
         return self.check(action), hidden, extra
 
     def forget(self, ended):  # bool, for each environment
-        "Where an episode ended, the hidden state begins anew"
+        "Reset the hidden state of environments whose episode ended"
 
         def replace(new, old):
             mask = ended.reshape(-1, *[1] * (np.ndim(old) - 1))

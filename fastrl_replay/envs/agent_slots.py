@@ -36,11 +36,11 @@ class AgentsSlot(Slot):
         return dict(super()._own(), names=self.names, moment=self.moment)
 
     def load_state_dict(self, state, seed):
-        anew = super().load_state_dict(state, seed)
+        restarted = super().load_state_dict(state, seed)
         own = decode(state['own'])
         self.names = own['names']
         self.moment = own['moment']
-        return anew
+        return restarted
 
     def leave(self):
         "End all episodes; new ones begin"

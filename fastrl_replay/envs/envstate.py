@@ -67,7 +67,7 @@ def _packed(x, kind='array'):
 
 def _arrays_of(data):
     "The numbers of MuJoCo's `MjData`, by name"
-    # no indices, and nothing that lies in the arena, where each step allocates anew
+    # no indices, and nothing that lies in the arena, where each step allocates new memory
     names = [n for n in dir(data) if not n.startswith(('_', 'i', 'efc_', 'map_', 'plugin'))]
     found = {n: getattr(data, n) for n in names if 'island' not in n}
     return {n: x for n, x in found.items() if isinstance(x, np.ndarray) and x.dtype.kind == 'f'}

@@ -244,7 +244,7 @@ class EnvGroup:
                 'GymStepper',
                 f'{where}: its {MASK} allows nothing',
                 'zeros only',
-                'an action that is allowed, where the episode goes on',
+                'an action that is allowed, unless the episode has ended',
                 'let the environment end the episode there',
             )
         return mask
@@ -277,9 +277,9 @@ class EnvGroup:
                 )
         self.acting.load_state_dict(state['acting'])
         saved = zip(self.slots, state['slots'], strict=True)
-        anew = [slot.load_state_dict(own, self.seed) for slot, own in saved]
-        if any(anew):
-            self.acting.forget(np.repeat(anew, [slot.n for slot in self.slots]))
+        restarted = [slot.load_state_dict(own, self.seed) for slot, own in saved]
+        if any(restarted):
+            self.acting.forget(np.repeat(restarted, [slot.n for slot in self.slots]))
         if self.infos is not None:
             self.infos.load_state_dict(state['info'])
 

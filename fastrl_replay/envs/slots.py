@@ -50,7 +50,7 @@ class Slot:
         self.totals = totals
 
     over = property(lambda self: self.counts[:, 2] == 1)
-    # where the policy's memory must begin anew
+    # environments whose hidden state the policy must reset
     fresh = property(lambda self: (self.counts[:, 1] == 0) | self.over)
 
     def check(self, obs):
@@ -194,10 +194,10 @@ class SingleSlot(Slot):
         return int(self.over)
 
     def load_state_dict(self, state, seed):
-        anew = super().load_state_dict(state, seed)
+        restarted = super().load_state_dict(state, seed)
         if self.obs is not None:
             self.obs = pick(self.obs, 0)
-        return anew
+        return restarted
 
 # %% ../../nbs/envs/slots.ipynb #27a0da32
 _float32 = np.float32
@@ -212,7 +212,7 @@ def saved_env(env) -> tuple:  # its data, or None and why it can't be saved
 
 
 def like(x, own):
-    "Something that was saved, if its type, dtype and shape are those of what is there now"
+    "Return something that was saved; raise if its type, dtype or shape has changed"
     got, want = ((type(v).__name__, v.dtype, list(v.shape)) for v in (x, own))
     if got != want:
         raise StateError('GymStepper', 'saved numbers', got, want, 'build the pipe that was saved')

@@ -181,7 +181,7 @@ class VectorSlot(Slot):
     def _read_info(self, info, ended, infos, at):
         "Keep the entries of the rows, and of the states that come next"
         same = self.mode == AutoresetMode.SAME_STEP
-        # environments whose `info` is that of a reset
+        # environments whose `info` comes from a reset
         begun = ended if same else self.idle
         for i in range(self.n):
             own = infos.of_env(info, i)

@@ -47,7 +47,7 @@ def allowed_next(
             who,
             f'column {MASK!r}: nothing is allowed in the next state of a row',
             'zeros only',
-            'an action that is allowed, where the episode goes on',
+            'an action that is allowed, unless the episode has ended',
             'let the environment end the episode there',
         )
     return allowed

@@ -58,7 +58,7 @@ def evaluate(
 ) -> np.ndarray:  # their returns
     "Returns of episodes that a policy plays without learning"
     n = whole('evaluate', 'episodes', episodes, 1)
-    env = source = as_agents(env)  # episodes are those of agents
+    env = source = as_agents(env)  # each agent has its own episodes
     if isinstance(env, gym.Env):
         source = [env]
     elif not isinstance(env, (VectorEnv, list, tuple)):

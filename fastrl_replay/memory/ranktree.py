@@ -84,7 +84,7 @@ def _count(counts, starts, slot, by):
 
 @njit
 def _recount(counts, starts, first, end):
-    "Add up anew what is above the slots from `first` to `end`"
+    "Recompute the sums above the slots from `first` to `end`"
     for level in range(1, len(starts) - 1):
         first = first >> 4
         end = ((end - 1) >> 4) + 1

@@ -81,7 +81,7 @@ class Sampler:
         return new
 
     def clear(self):
-        "Forget all keys, and make everything anew that depends on them"
+        "Forget all keys, and reset everything that depends on them"
         self.first = self.end = 0
 
     def added(

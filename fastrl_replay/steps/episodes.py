@@ -218,7 +218,7 @@ _IN_ORDER = 'put it before the stage that makes sequences, or add them one by on
 class BlockGate:
     """What a block of rows must be before a stage or a memory takes any of it
 
-    The columns of the first block that is accepted are those of all later blocks.
+    All later blocks must have the columns of the first one that is accepted.
     """
 
     def __init__(
@@ -276,6 +276,6 @@ class BlockGate:
         return rows, layout
 
     def accept(self, rows, layout):
-        "The block is taken: its columns are those of all blocks from now on"
+        "Remember that a block was accepted: all later ones must have its columns"
         self.layout = layout
         self.same = rows.dtype
