@@ -50,7 +50,7 @@ class Fed:
     def set(self, n, size):
         self.numbers, self.part = self.real(2, n, size, generator=self.rng), slice(None)
 
-    def __call__(self, *shape, **kw):
+    def __call__(self, shape, **kw):
         found = self.numbers[:, self.part]
         return found if len(shape) == 3 else found[0]
 

@@ -260,6 +260,14 @@ def conv_net(
     dueling: bool = False,  # with a `Dueling` head?
 ) -> nn.Sequential:  # states → [..., actions], or [..., parts, actions]
     "A network of convolutions, linear layers and ReLUs"
+    if not has_images(observation_space):
+        raise ArgumentError(
+            'conv_net',
+            'the observation space has no images',
+            observation_space,
+            'images',
+            'value_net',
+        )
     return layered(feature_layers(observation_space), hidden, value_head(action_space, dueling))
 
 # %% ../../nbs/learning/networks.ipynb #5138d2c6
