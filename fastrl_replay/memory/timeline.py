@@ -24,7 +24,7 @@ from fastrl_replay.steps.errors import (
 from ..steps.row_dtypes import dtype_spec, saved_dtype, step_dtype
 from ..steps.episodes import BlockGate, RowLayout, refuse_nan, standing_dtype
 from ..steps.machine import size_text
-from .places import REWINDS, SHOWN, in_parts
+from .places import COMMITTED, REWINDS, SHOWN, in_parts
 from fastrl_replay.memory.links import (
     AGE_MAX,
     AGE_SUM,
@@ -178,7 +178,8 @@ class Timeline:
         self._below = max(self._below, below)
         self.rewinds = place.counters.item(REWINDS)
         place.base = self._next_base(place)
-        if rewinds == self.rewinds and place.meta and base % place.ring == 0:
+        same = rewinds == self.rewinds and place.meta and base % place.ring == 0
+        if same and base + place.counters.item(COMMITTED) >= below:  # or it is an older copy
             place.base = base
 
     def clear(self):

@@ -209,7 +209,7 @@ class Service(Pipe):
                 self._steps.done()
                 return keys
             except BaseException:
-                self._steps.refused(terminated, truncated)
+                self._steps.refused(terminated, truncated, env_id)
                 raise
 
     def sample(

@@ -294,7 +294,7 @@ class Replay(Pipe):
                 if rows is not None and self._holds(rows):
                     self._steps.done()  # the interrupt came after the rows
                 else:
-                    self.step_rows.refused(terminated, truncated)
+                    self.step_rows.refused(terminated, truncated, env_id)
                 raise
 
     def _holds(self, rows) -> bool:

@@ -2,6 +2,7 @@
 
 Late feedback reaches no other row."""
 
+import shutil
 from itertools import islice
 from multiprocessing import get_context
 
@@ -198,6 +199,31 @@ def test_a_directory_that_went_back_to_nothing_gives_out_no_key_twice(tmp_path):
     replay.close()
     replay = opened()
     given += replay.add(rows(10)).tolist()
+    assert len(set(given)) == 20
+    replay.update_priorities(late, np.full(4, 99.0))
+    assert replay.stale == 4
+    replay.close()
+
+
+def test_an_older_copy_of_a_directory_gives_out_no_key_twice(tmp_path):
+    "The copy is put in the directory's place while it is closed"
+    path = tmp_path / 'rows'
+
+    def opened():
+        return PrioritizedReplay(bs=4, max_sz=50, seed=0, store=Rows(path))
+
+    replay = opened()
+    given = replay.add(rows(10)).tolist()
+    replay.close()
+    shutil.copytree(path, tmp_path / 'copy')
+    replay = opened()
+    given += replay.add(rows(5, 10)).tolist()
+    late = replay.sample().index
+    replay.close()
+    shutil.rmtree(path)
+    (tmp_path / 'copy').rename(path)
+    replay = opened()
+    given += replay.add(rows(5, 20)).tolist()
     assert len(set(given)) == 20
     replay.update_priorities(late, np.full(4, 99.0))
     assert replay.stale == 4

@@ -305,6 +305,32 @@ def test_the_reset_after_any_refused_end_is_left_out(lost, first):
     assert leads(replay) == [(1, 2), (2, 3), *kept, (20, 21)]
 
 
+@pytest.mark.parametrize('own', [False, True])
+def test_the_reset_after_a_refused_end_that_changed_nothing_is_left_out(own):
+    "The observation at the end equals the one before, as at a wall"
+    replay = ExperienceReplay(bs=1, max_sz=100)
+    chain = OwnSteps().experience_replay(bs=1, max_sz=100) if own else replay
+    vector_step(chain, 1, 1.0, 2)
+    with pytest.raises(BlockError, match='reward'):
+        vector_step(chain, 2, np.nan, 2, True)
+    vector_step(chain, 2, 0.0, 10)
+    vector_step(chain, 10, 1.0, 11)
+    assert leads(chain) == [(1, 2), (10, 11)]
+    assert chain.memory['episode_n'].tolist() == [1, 2]
+
+
+def test_a_refused_end_that_is_given_again_belongs_to_its_episode():
+    replay = ExperienceReplay(bs=1, max_sz=100)
+    vector_step(replay, 1, 1.0, 2)
+    with pytest.raises(BlockError, match='reward'):
+        vector_step(replay, 2, np.nan, 2, True)
+    vector_step(replay, 2, 1.0, 2, True)
+    vector_step(replay, 2, 0.0, 10)
+    vector_step(replay, 10, 1.0, 11)
+    assert leads(replay) == [(1, 2), (2, 2), (10, 11)]
+    assert replay.memory['step_n'].tolist() == [1, 2, 1]
+
+
 def test_the_reset_after_an_end_that_a_mixture_refused_is_left_out():
     mixture = Mixture({k: ExperienceReplay(bs=1, max_sz=100) for k in 'ab'})
     vector_step(mixture, 1, 1.0, 2)
