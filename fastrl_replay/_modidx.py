@@ -3931,8 +3931,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastrl_replay/steps/episodes.py'),
                                               'fastrl_replay.steps.episodes.BlockGate.__init__': ( 'steps/episodes.html#blockgate.__init__',
                                                                                                    'fastrl_replay/steps/episodes.py'),
-                                              'fastrl_replay.steps.episodes.BlockGate.accept': ( 'steps/episodes.html#blockgate.accept',
-                                                                                                 'fastrl_replay/steps/episodes.py'),
                                               'fastrl_replay.steps.episodes.BlockGate.check': ( 'steps/episodes.html#blockgate.check',
                                                                                                 'fastrl_replay/steps/episodes.py'),
                                               'fastrl_replay.steps.episodes.BlockGate.knows': ( 'steps/episodes.html#blockgate.knows',

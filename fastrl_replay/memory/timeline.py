@@ -298,8 +298,8 @@ class Timeline:
     ) -> np.ndarray:  # the keys of the rows, int64
         "Append rows, overwriting the oldest in a full memory; an invalid block changes nothing"
         rows = main_rows(steps)
-        # the very dtype of the block before, so the columns need no look
-        if rows is not None and rows.dtype is self._same and rows.ndim == 1:
+        # the dtype of the block before, so the columns need no look
+        if rows is not None and rows.dtype == self._same and rows.ndim == 1:
             line, store, _ = self._parts
             first = line.tables.numbers.item(INSERTED)
             if store.add(line, rows):
@@ -307,7 +307,7 @@ class Timeline:
         return self._add_checked(steps)
 
     def _add_checked(self, steps):
-        "Add a block whose dtype is another object, that has new environments, or will be refused"
+        "Add a first block, one with new environments, or one that will be refused"
         if self._unsettled is not None:
             self.settle()  # it was interrupted
         if not self.parts:
@@ -322,10 +322,10 @@ class Timeline:
             self._use(parts, self.place)
         added = store.add(line, rows.view(store.dtype))
         assert added, 'the store takes rows that passed the check'
-        self._gate.accept(rows, layout)
+        self._gate.layout = layout
         self._parts = parts
         self._gave = True
-        self._same = self._gate.same
+        self._same = rows.dtype
         return np.arange(first, first + len(rows))
 
     def take(

@@ -57,7 +57,7 @@ class Journal(Pipe):
         return self.steps >= self.max_steps or len(self.returns) >= self.max_episodes
 
     def _write(self, rows):
-        if rows.ndim > 1 or rows.dtype is not self._known:
+        if rows.ndim > 1 or rows.dtype != self._known:
             self._check(rows)
         rows = rows.reshape(-1)
         ended = rows['terminated'] | rows['truncated']

@@ -272,7 +272,7 @@ class UpdateNorms(Pipe):
                 self.states.update(column_of_rows(rows['state']))
             if self.rewards is not None:
                 self.rewards.update(rows)
-            self._gate.accept(rows, layout)
+            self._gate.layout = layout
 
     def snapshot(self) -> dict:
         "Return the statistics, and returns that are running"

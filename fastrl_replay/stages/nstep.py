@@ -283,7 +283,7 @@ class NSkip(Pipe):
     ) -> Steps:  # those of its rows that are kept, perhaps none
         "Return what is kept of a block"
         rows, layout = self._gate.check(steps)
-        self._gate.accept(rows, layout)
+        self._gate.layout = layout
         step = rows['step_n']
         keep = ((step - 1) % self.n == 0) | (step == 0) | rows['terminated'] | rows['truncated']
         return Steps(rows.take(keep.nonzero()[0]))

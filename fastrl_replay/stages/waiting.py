@@ -188,7 +188,7 @@ class Waiting:
             isinstance(steps, Steps)
             and (rows := steps.rows).ndim < 2
             and rows.flags.c_contiguous
-            and (rows.dtype is self.gate.same or self.gate.knows(rows.dtype))
+            and self.gate.knows(rows.dtype)
         ):
             return np.ndarray(rows.nbytes, np.uint8, rows)  # faster than a view
 
@@ -211,7 +211,7 @@ class Waiting:
         counts = grown(counts, slots, 0)
         held = envs.number, envs.last, counts, grown(ahead, slots), notes, ring, plan
         vars(self).update(envs=envs, held=held)  # in one call, which no interrupt divides
-        self.gate.accept(rows, layout)
+        self.gate.layout = layout
         return rows.view(np.uint8)
 
     def note_rest(self) -> int:  # how many there are

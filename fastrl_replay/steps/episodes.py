@@ -198,7 +198,7 @@ def refuse_nan(
 
     def refuses(rows):
         nonlocal search
-        if search is None or search.dtype is not rows.dtype:
+        if search is None or search.dtype != rows.dtype:
             search = NaNSearch(rows.dtype)
         if not has_nan(rows.ctypes.data, len(rows), search.at):
             return
@@ -238,22 +238,15 @@ class BlockGate:
         self.check_columns = check
         self.takes_drawn = takes_drawn
         self.counted = counted
-        # of the first block; the very dtype of the last one, which is known again
-        self.layout = None
-        self.same = None
+        self.layout = None  # of the first block that was accepted; its owner sets it
 
     def knows(self, dtype: np.dtype) -> bool:
-        "Check if this dtype was accepted; other processes' blocks have an equal one, not the same"
-        if dtype is self.same:
-            return True
-        if self.layout is None or dtype != self.layout.dtype:
-            return False
-        self.same = dtype
-        return True
+        "Check if blocks with these columns were accepted"
+        return self.layout is not None and dtype == self.layout.dtype
 
     def layout_of(self, dtype: np.dtype):  # what `layout` makes of it
         "Where a kernel finds its columns; an error where they can't be taken"
-        if self.layout is not None and self.knows(dtype):
+        if self.knows(dtype):
             return self.layout
         if not self.takes_drawn:
             refuse_drawn(self.who, dtype)
@@ -274,8 +267,3 @@ class BlockGate:
         if self.counted:
             _check_counters(self.who, rows)
         return rows, layout
-
-    def accept(self, rows, layout):
-        "Remember that a block was accepted: all later ones must have its columns"
-        self.layout = layout
-        self.same = rows.dtype
