@@ -304,6 +304,7 @@ class Directory(Place):
 
     def _write_meta(self, meta):
         try:
+            sync(self.path / meta['data'])  # names of files that are new there
             write_whole(self.path / 'meta.json', json.dumps(meta, indent=2))
         except OSError as e:
             raise no_disk(self.who, self.path / 'meta.json', 4096, e) from None
@@ -351,7 +352,7 @@ class Directory(Place):
         self.ring = meta['ring']
         c = self.counters = self._mapped('counters', N_COUNTERS, np.int64)
         # without a checksum: another process has opened it, or was killed
-        sound = c[CHECK] in (0, _checksum(c)) and (c >= 0).all() and c[REWINDS]
+        sound = c[CHECK] in (0, _checksum(c)) and ((c >= 0) & (c < 2**53)).all() and c[REWINDS]
         if not sound or not c[COMMITTED] <= c[RESERVED] <= max(self.ring, c[LIMIT]):
             raise StateError(who, 'damaged counters', c.tolist(), remedy='a copy of the directory')
         if not self.writes:
@@ -593,11 +594,11 @@ class Directory(Place):
             return
         lost = max(c.item(COMMITTED) - c.item(FLUSHED), 0)
         warnings.warn(
-            f'{self.path}: the machine restarted before rows were flushed; {lost:_} rows are lost, '
-            'and older ones that newer rows may have overwritten'
+            f'{self.path}: the machine restarted before rows were flushed; at least {lost:_} rows '
+            'are lost, and older ones that newer rows may have overwritten'
         )
-        if lost:
-            self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], c.item(FLUSHED)]))
+        # records and checkpoints may know rows that these counters have never heard of
+        self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], c.item(FLUSHED)]))
         # rows may be on the device that these counters do not know of
         c[RESERVED], c[COMMITTED] = max(c[RESERVED], c[LIMIT]), min(c[COMMITTED], c[FLUSHED])
 

@@ -8,6 +8,7 @@ __all__ = ['EPISODE', 'STEP', 'OVER', 'TOTAL', 'RESTARTS', 'LOST', 'ENDED', 'RES
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f003
 from collections import deque
+from contextlib import suppress
 import difflib
 from functools import lru_cache
 import warnings
@@ -124,7 +125,7 @@ _FLAGS = 'terminated', 'truncated'  # a single one holds for all environments
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f066
 EPISODE, STEP, OVER, TOTAL, RESTARTS = range(5)  # in the counters of an environment
-LOST = 3  # OVER of an environment whose last step was refused, and may have ended the episode
+LOST = 4  # added to OVER: the last step was refused, or forgotten, and may have ended the episode
 ENDED, RESTARTED, LEFT_OUT, AFTER_END = 1, 2, 4, 8  # in the outcome of a step
 
 
@@ -150,7 +151,8 @@ def number_steps(raw, at, which, table, new, in_next_step, unsure, resets):
         last = table[at_last : at_last + 48].view(np.float64)[1:]
         counts = new[i * stride : i * stride + 48].view(np.float64)[1:]
         episode, step, total, restarts = last[EPISODE], last[STEP], last[TOTAL], last[RESTARTS]
-        had_ended, unknown = last[OVER] == 1, last[OVER] == UNKNOWN
+        had_ended, lost = last[OVER] == 1, last[OVER] >= LOST
+        unknown = last[OVER] % LOST == UNKNOWN
         state, after = raw.ctypes.data + row + state_at, raw.ctypes.data + row + next_at
         reward = floats[(row + reward_at) >> 2]
         if not np.isfinite(reward):
@@ -163,7 +165,7 @@ def number_steps(raw, at, which, table, new, in_next_step, unsure, resets):
         if in_next_step and after_end and not idle:
             return -1 - i
         maybe_reset = had_ended and continues or unsure and (unknown or not continues)
-        resets[i] = in_next_step and idle and (maybe_reset or last[OVER] == LOST)
+        resets[i] = in_next_step and idle and (maybe_reset or lost)
         if after_end and not in_next_step and not over:
             outcome |= AFTER_END
         if broken:
@@ -207,6 +209,8 @@ class StepRows:
         self._names = None  # of the columns of steps
         self._n = -1  # how many environments stepped last; None: a single one, without an axis
         self._warned = set()
+        self._all_lost = False  # may all known environments have ended their episodes?
+        self._forgotten = set()  # environments that were known, and had ended
 
     def make(
         self,
@@ -257,18 +261,24 @@ class StepRows:
     def refused(self, terminated, truncated, env_id):
         "Remember which episodes this step, which was refused, may have ended"
         flags = [as_array(x) for x in (terminated, truncated)]
-        if all(a.dtype.kind in 'biuf' and not a.any() for a in flags):
+        numbers = all(a.dtype.kind in 'biuf' for a in flags)
+        if numbers and not any(a.any() for a in flags):
             return
         self.unsure = True
-        if self.dtype is not None:
-            try:
-                self._find(env_id, len(self.rows))
-                ended = np.broadcast_to((flags[0] != 0) | (flags[1] != 0), self.rows.shape)
-                over = self.table['counts'][:, OVER]
-                which = self._which[ended]
-                over[which[over[which] == 0]] = LOST
-            except (BlockError, ValueError):
-                pass  # it names no environments, or other ones
+        if not numbers:
+            return
+        if self.dtype is None:
+            self._all_lost = True  # the environments are looked up with the next step
+            return
+        table = self.table[: len(self.number)]
+        lost = table['counts'][:, OVER] == 0
+        with suppress(BlockError, ValueError):  # it names no environments, or other ones
+            self._find(env_id, len(self.rows))
+            ended = np.broadcast_to((flags[0] != 0) | (flags[1] != 0), self.rows.shape)
+            table = self.table[: len(self.number)]
+            lost = table['counts'][:, OVER] == 0
+            lost &= np.isin(table['env_id'], self.new['env_id'][ended])
+        table['counts'][lost, OVER] = LOST
 
     def break_off(self):
         "Let the environments that stepped last begin an episode: their last step may be lost"
@@ -325,6 +335,9 @@ class StepRows:
             known = np.zeros(len(ids), self._standing)
             known['env_id'], known['counts'] = ids, _FRESH
             known['counts'][:, EPISODE] = numbers
+        if self._all_lost:
+            over = known['counts'][:, OVER]
+            over[over == 0] = LOST
         self._enter(known)
 
     def _make_room(self, n):
@@ -369,12 +382,16 @@ class StepRows:
                 memory = self.memory()
                 here = [] if memory is None else memory.last_steps()['env_id']
                 over = known['counts'][:, OVER] == 1
-                known = known[~over | np.isin(known['env_id'], [*ids, *here])]
-                self.unsure = True
+                over &= ~np.isin(known['env_id'], [*ids, *here])
+                self._forgotten.update(known['env_id'][over].tolist())
+                known = known[~over]
             self._enter(known, new)
         for e in ids.tolist():
             at = self.number.setdefault(e, len(self.number))
             self.table['env_id'][at] = e
+            if e in self._forgotten:
+                self._forgotten.remove(e)
+                self.table['counts'][at, OVER] = UNKNOWN + LOST
         self.new['env_id'] = self.rows['env_id'] = ids
         self._which = np.array([self.number[e] for e in ids.tolist()])
         self._of = env_id if type(env_id) is int else None  # an array may change

@@ -756,7 +756,7 @@ class Replay(Pipe):
             self._note_reported()
 
     def __getstate__(self):
-        state = Pipe.__getstate__(self)
+        state = dict(Pipe.__getstate__(self), _unsure=self._steps.unsure)
         if self.getstate_hook or not self.memory.is_open or not self.memory.added:
             return state
         file = io.BytesIO()
@@ -765,8 +765,11 @@ class Replay(Pipe):
         return dict(state, _saved=file.getvalue())
 
     def __setstate__(self, state):
-        saved = state.get('_saved')
-        Pipe.__setstate__(self, {k: v for k, v in state.items() if k != '_saved'})
+        state = dict(state)
+        saved = state.pop('_saved', None)
+        unsure = state.pop('_unsure')
+        Pipe.__setstate__(self, state)
+        self._steps.unsure = unsure
         if saved:
             self.restore(self.check_state(torch.load(io.BytesIO(saved), weights_only=True)))
 

@@ -718,6 +718,24 @@ def test_after_a_power_cut_flushed_rows_are_there_and_others_are_not(tmp_path):
         assert Timeline(100, Rows(tmp_path)).inserted == 23
 
 
+def test_a_checkpoint_of_rows_that_a_power_cut_lost_is_refused(tmp_path):
+    "Also if the counters on the device are those of the last flush"
+    line = filled(tmp_path, 15, 100)
+    line.flush()
+    file = line.place.file('counters')
+    flushed = file.read_bytes()
+    line.add(block(15, 6))
+    saved = line.state_dict()
+    cut_power(line)
+    file.write_bytes(flushed)
+    with pytest.warns(UserWarning, match='rows are lost'):
+        again = Timeline(100, Rows(tmp_path))
+        again.add(block(15, 8, 2))
+    leave(again)
+    with pytest.raises(StateError, match='replaced since'):
+        Timeline(100, Rows(tmp_path)).load_state_dict(saved)
+
+
 @pytest.mark.parametrize('n, max_sz, oldest', [(3000, 2000, 1100), (30, 10, 30)])
 def test_a_power_cut_loses_rows_whose_slots_may_have_been_written(n, max_sz, oldest, tmp_path):
     "Rows that come afterwards last, also where it loses all"

@@ -305,18 +305,48 @@ def test_the_reset_after_any_refused_end_is_left_out(lost, first):
     assert leads(replay) == [(1, 2), (2, 3), *kept, (20, 21)]
 
 
+@pytest.mark.parametrize('how', [dict(reward=np.nan), dict(reward=1.0, env_id=[-1])], ids=str)
 @pytest.mark.parametrize('own', [False, True])
-def test_the_reset_after_a_refused_end_that_changed_nothing_is_left_out(own):
+@pytest.mark.parametrize('copied', [False, True])
+def test_the_reset_after_a_refused_end_that_changed_nothing_is_left_out(own, how, copied):
     "The observation at the end equals the one before, as at a wall"
+    replay = ExperienceReplay(OwnSteps() if own else None, bs=1, max_sz=100)
+    vector_step(replay, 1, 1.0, 2)
+    if copied:
+        replay = copy.deepcopy(replay)
+    with pytest.raises(BlockError, match='reward|env_id'):
+        vector_step(replay, state=2, after=2, end=True, **how)
+    vector_step(replay, 2, 0.0, 10)
+    vector_step(replay, 10, 1.0, 11)
+    assert leads(replay) == [(1, 2), (10, 11)]
+    assert replay.memory['episode_n'].tolist() == [1, 2]
+
+
+def test_a_copy_without_rows_knows_that_an_end_was_refused():
     replay = ExperienceReplay(bs=1, max_sz=100)
-    chain = OwnSteps().experience_replay(bs=1, max_sz=100) if own else replay
-    vector_step(chain, 1, 1.0, 2)
     with pytest.raises(BlockError, match='reward'):
-        vector_step(chain, 2, np.nan, 2, True)
-    vector_step(chain, 2, 0.0, 10)
-    vector_step(chain, 10, 1.0, 11)
-    assert leads(chain) == [(1, 2), (10, 11)]
-    assert chain.memory['episode_n'].tolist() == [1, 2]
+        vector_step(replay, 1, np.nan, 2, True)
+    replay = copy.deepcopy(replay)
+    vector_step(replay, 2, 0.0, 10)
+    vector_step(replay, 10, 1.0, 11)
+    assert leads(replay) == [(10, 11)]
+
+
+def test_a_step_whose_flag_was_refused_may_be_given_again():
+    replay = ExperienceReplay(bs=1, max_sz=100)
+    vector_step(replay, 0, 0.0, 1)
+    with pytest.raises(BlockError, match='terminated'):
+        vector_step(replay, 1, 0.0, 2, None)
+    vector_step(replay, 1, 0.0, 2)
+    assert leads(replay) == [(0, 1), (1, 2)]
+
+
+def test_first_steps_of_new_environments_are_kept_after_others_were_forgotten():
+    replay = ExperienceReplay(bs=1, max_sz=100)
+    for env in range(5000):
+        vector_step(replay, 2 * env, 0.0, 2 * env + 1, env_id=env)
+        vector_step(replay, 2 * env + 1, 1.0, 2 * env + 2, True, env_id=env)
+        assert replay.memory.inserted == 2 * env + 2
 
 
 def test_a_refused_end_that_is_given_again_belongs_to_its_episode():
