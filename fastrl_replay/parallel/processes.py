@@ -13,7 +13,7 @@ from time import monotonic
 import torch
 from torch import multiprocessing as mp
 from ..steps.compiled import interrupts_wait
-from ..steps.errors import choice, number, problem
+from ..steps.errors import choice, number
 from .engines import Served, Weights, format_error, seed_generators
 from ..pipe import as_worker
 
@@ -22,17 +22,7 @@ class _Shared(Weights):
     "Copies of tensors, in memory that processes share"
 
     def room(self, copies, size):
-        try:
-            return super().room(copies, size).share_memory_()
-        except RuntimeError as e:
-            raise RuntimeError(
-                problem(
-                    'Parallel',
-                    f'{copies} copies of weights, {copies * size / 1e6:.0f} MB, in shared memory',
-                    e,
-                    remedy='larger `weights_every` or /dev/shm, smaller `ahead`, or fewer workers',
-                )
-            ) from e
+        return super().room(copies, size).share_memory_()
 
 # %% ../../nbs/parallel/processes.ipynb #74191acf
 _ends = weakref.WeakSet()  # this side of the pipes of all workers

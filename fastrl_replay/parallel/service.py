@@ -224,11 +224,6 @@ def _shard(ray, name, rank):
     )
 
 
-def _check_name(who, what, name):
-    if not isinstance(name, str) or not name or '/' in name:
-        raise ArgumentError(who, what, repr(name), "a text without '/'")
-
-
 class Service(Pipe):
     "A memory in a cluster, which other programs use, too"
 
@@ -243,7 +238,6 @@ class Service(Pipe):
         limit: float = 60.0,  # seconds that a call waits, for rows or for draws
         address: str = None,  # of the cluster; None: the connected one, or the one here
     ):
-        _check_name('connect', 'name', name)
         super().__init__()
         self.name = name
         self.limit = number('connect', 'limit', limit)
@@ -315,9 +309,6 @@ class Service(Pipe):
                 'one that was not stopped',
                 f'replay.serve({self.name!r}), and connect again',
             ) from None
-        return self._received(rank, first_key, result)
-
-    def _received(self, rank, first_key, result):
         if self._first_keys.setdefault(rank, first_key) != first_key:
             self._first_keys[rank] = first_key
             text = 'was restarted, and its rows are lost, except for rows in files'
@@ -438,7 +429,8 @@ def serve(
     shards = whole('serve', 'shards', shards, 1)
     ahead = whole('serve', 'ahead', ahead, 1)
     who = type(self).__name__
-    _check_name(who, 'serve: name', name)
+    if not isinstance(name, str) or not name or '/' in name:
+        raise ArgumentError(who, 'serve: name', repr(name), "a text without '/'")
     if self.has_source:
         raise ArgumentError(
             who,

@@ -149,17 +149,6 @@ def test_a_sample_before_any_batch_was_received_says_so():
             pipe.sample()
 
 
-def test_feedback_never_waits():
-    "Far more than a pipe holds, for a shard that is busy; all of it arrives"
-    pipe = sharded(looks=False, bs=40, ahead=8)
-    it = iter(pipe)
-    batch = next(it)
-    for i in range(4000):
-        batch.update_priorities(torch.full((40,), float(i)))
-    list(islice(it, 12))
-    pipe.close()
-
-
 @pytest.mark.slow
 def test_learners_and_prefetch_follow():
     "A DQN after two shards with prefetch: the same losses each time, also from a checkpoint"
