@@ -105,8 +105,7 @@ from .data.interop import Columns, PipeNode, StatefulPipe
 from .parallel.engines import WorkerError
 from .parallel.ray_engine import RayEngine
 from .parallel.stage import Parallel
-from .parallel.coordinator import NotEnoughDraws, ServiceError
-from .parallel.service import Service, connect, stop
+from .parallel.service import NotEnoughDraws, Service, ServiceError, connect, stop
 from .parallel.prefetch import Prefetch
 from .parallel.ranks import RankError, Ranks, RankWeights, Rounds
 

@@ -76,8 +76,7 @@ SURFACE = {
     'parallel.engines': 'WorkerError',
     'parallel.ray_engine': 'RayEngine',
     'parallel.stage': 'Parallel',
-    'parallel.coordinator': 'NotEnoughDraws ServiceError',
-    'parallel.service': 'Service connect stop',
+    'parallel.service': 'NotEnoughDraws Service ServiceError connect stop',
     'parallel.prefetch': 'Prefetch',
     'parallel.ranks': 'RankError RankWeights Ranks Rounds',
 }

@@ -13,15 +13,8 @@ from time import monotonic
 import torch
 from torch import multiprocessing as mp
 from ..steps.compiled import interrupts_wait
-from ..steps.errors import choice, number, problem
-from fastrl_replay.parallel.engines import (
-    Filled,
-    Served,
-    Weights,
-    Worker,
-    format_error,
-    seed_generators,
-)
+from ..steps.errors import choice, number
+from .engines import Served, Weights, format_error, seed_generators
 from ..pipe import as_worker
 
 # %% ../../nbs/parallel/processes.ipynb #46164ee3
@@ -29,17 +22,7 @@ class _Shared(Weights):
     "Copies of tensors, in memory that processes share"
 
     def room(self, copies, size):
-        try:
-            return super().room(copies, size).share_memory_()
-        except RuntimeError as e:
-            raise RuntimeError(
-                problem(
-                    'Parallel',
-                    f'{copies} copies of weights, {copies * size / 1e6:.0f} MB, in shared memory',
-                    e,
-                    remedy='larger `weights_every` or /dev/shm, smaller `ahead`, or fewer workers',
-                )
-            ) from e
+        return super().room(copies, size).share_memory_()
 
 # %% ../../nbs/parallel/processes.ipynb #74191acf
 _ends = weakref.WeakSet()  # this side of the pipes of all workers
@@ -52,21 +35,21 @@ def _leave_with(sentinel, parent):
     os._exit(1)
 
 
-def _answer_all(conn, served):
+def _answer_all(conn, shared, served):
     "Answer requests until the other side is gone"
     while True:
         try:
-            words = conn.recv()
+            what, feedback, i, args = conn.recv()
         except (EOFError, OSError):
-            words = ['end']
-        if words[0] == 'end':
+            what = 'end'
+        if what == 'end':
             return served.close()
         # conn.send would open a file for each tensor
         with suppress(OSError):
-            conn.send_bytes(served.answer(*words))
+            conn.send_bytes(served.answer(what, feedback, shared.bytes[i], args))
 
 
-def _work(conn, info, seed, data, shared, copy, chunk, ends=False):
+def _work(conn, info, seed, data, shared, chunk, ends=False):
     "What a worker process does"
     # PR_SET_PDEATHSIG
     if ends and sys.platform == 'linux':
@@ -85,16 +68,8 @@ def _work(conn, info, seed, data, shared, copy, chunk, ends=False):
     faulthandler.enable(2)  # a crash in C leaves a traceback on stderr, too
     torch.set_num_threads(1)
     seed_generators(seed, info)
-
-    def build():
-        weights = shared.private(copy)
-        seen = shared.versions(copy).clone()
-        chain = Filled(data, weights).load()
-        chain.in_worker(info)
-        return chain, lambda i: shared.refresh(weights, seen, i)
-
     with as_worker(info):
-        _answer_all(conn, Served(build, chunk))
+        _answer_all(conn, shared, Served(info, data, shared, chunk))
 
 # %% ../../nbs/parallel/processes.ipynb #b4c2d7e1
 class _Inbox:
@@ -179,14 +154,14 @@ def _join(process, seconds):
     return not process.is_alive()
 
 # %% ../../nbs/parallel/processes.ipynb #0b6ee429
-class _Worker(Worker):
+class _Process:
     "A worker process, seen from the main process"
 
     def __init__(self, context, patience, info, *args):
-        super().__init__(info)
         self.conn, theirs = context.Pipe()
-        # outbox: not sent yet
-        self.patience, self.inbox, self.outbox = patience, _Inbox(self.conn), bytearray()
+        self.patience = patience
+        self.inbox = _Inbox(self.conn)
+        self.outbox = bytearray()  # not sent yet
         _ends.add(self.conn)
         # the end of another thread would end it
         main = threading.current_thread() is threading.main_thread()
@@ -201,7 +176,8 @@ class _Worker(Worker):
             self.process.start()
         theirs.close()
 
-    def request(self, *words):
+    def request(self, what, feedback=(), weights=None, *args):
+        words = what, feedback, weights, args
         try:
             if os.name != 'posix':
                 return self.conn.send(words)
@@ -225,15 +201,11 @@ class _Worker(Worker):
             self.outbox.clear()
 
     def ready(self) -> bool:
-        "Is there a whole answer, or the end?"
-        return self._exchange() or self.inbox.over or not self.process.is_alive()
-
-    def _exchange(self):
-        "Send and take what goes now; is there a whole answer?"
+        "Send and take what goes now; is there a whole answer, or the end?"
         with interrupts_wait():
             try:
                 self.push()
-                return self.inbox.fill()
+                return self.inbox.fill() or self.inbox.over or not self.process.is_alive()
             except BaseException:
                 self.process.kill()
                 raise  # a second Ctrl-C, or no memory: a part may be lost
@@ -251,13 +223,11 @@ class _Worker(Worker):
             self.process.kill()
             raise  # its answer is lost
 
-    def succeed(self, new):
-        "Go on with another process instead of this one"
+    def kill(self):
+        "End it at once"
         self.conn.close()
         self.process.kill()
         self.process.join()
-        for k in 'info', 'conn', 'process', 'outbox', 'inbox':
-            setattr(self, k, getattr(new, k))
 
     def alive(self):
         return self.process.is_alive()
@@ -293,31 +263,6 @@ class _Worker(Worker):
             )
         return f'process {self.process.pid} ended without a word: {how}{hint}'
 
-# %% ../../nbs/parallel/processes.ipynb #7b3dac81
-def _end(workers, owner):
-    "End worker processes, and wait until they are gone"
-    if os.getpid() != owner:
-        return  # in a copy of this process, they are not ours
-    try:
-        for w in workers:
-            w.request('end')
-            w.conn.close()
-        limit = monotonic() + 5
-        for w in workers:
-            _join(w.process, limit - monotonic())
-        for kill in mp.Process.terminate, mp.Process.kill:
-            left = [w for w in workers if w.process.is_alive()]
-            for w in left:
-                kill(w.process)
-            for w in left:
-                _join(w.process, 1)
-    except BaseException:  # who can't wait
-        for w in workers:
-            w.process.kill()
-        raise
-    finally:
-        workers.clear()
-
 # %% ../../nbs/parallel/processes.ipynb #5f003979
 class Processes:
     "Workers are processes of this machine, and weights lie in memory that they share"
@@ -333,24 +278,37 @@ class Processes:
     def weights(self, tensors, copies):
         return _Shared(tensors, copies)
 
-    def worker(self, info, *args):
+    def start(self, info, *args):
         # its threads can't be forked
         method = self.method or ('forkserver' if 'ray' in sys.modules else None)
-        return _Worker(mp.get_context(method), self.patience, info, *args)
+        return _Process(mp.get_context(method), self.patience, info, *args)
 
-    def end(
-        self,
-        workers,
-        owner,  # the process whose workers they are
-    ):
-        _end(workers, owner)
-
-    def wait(self, workers, seconds: float = 1) -> list:
+    def wait(self, links, seconds: float = 1) -> list:
         "Wait for these workers; return those that have an answer, or have ended"
-        there = [w for w in workers if w.ready()]
+        there = [w for w in links if w.ready()]
         if there or not seconds:
             return there
-        if any(w.outbox for w in workers):
+        if any(w.outbox for w in links):
             seconds = 0.01
-        connection.wait([x for w in workers for x in (w.conn, w.process.sentinel)], seconds)
-        return [w for w in workers if w.ready()]
+        connection.wait([x for w in links for x in (w.conn, w.process.sentinel)], seconds)
+        return [w for w in links if w.ready()]
+
+    def end(self, links):
+        "End worker processes, and wait until they are gone"
+        try:
+            for w in links:
+                w.request('end')
+                w.conn.close()
+            limit = monotonic() + 5
+            for w in links:
+                _join(w.process, limit - monotonic())
+            for kill in mp.Process.terminate, mp.Process.kill:
+                left = [w for w in links if w.process.is_alive()]
+                for w in left:
+                    kill(w.process)
+                for w in left:
+                    _join(w.process, 1)
+        except BaseException:  # who can't wait
+            for w in links:
+                w.process.kill()
+            raise

@@ -6,20 +6,12 @@
 __all__ = ['RayEngine']
 
 # %% ../../nbs/parallel/ray_engine.ipynb #e802e10c
-import os, pickle, re, socket, sys, tempfile
+import os, pickle, re, socket, sys
 from collections import deque
-from copy import copy
-from pathlib import Path
 from time import monotonic
 import torch
-from fastrl_replay.steps.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    not_installed,
-    number,
-    problem,
-)
-from .engines import Filled, Served, Weights, Worker, seed_generators
+from ..steps.errors import ArgumentError, not_installed, number, problem
+from .engines import Served, Weights, seed_generators
 from ..pipe import as_worker
 
 # %% ../../nbs/parallel/ray_engine.ipynb #849c6df5
@@ -39,74 +31,49 @@ class _Stored(Weights):
         # the store has as many as requests name
         self.copies = copies
         self.ref = None
+        self.newest = 0
 
     def __getstate__(self):
         return dict(super().__getstate__(), bytes=None, ref=None)
 
     def write(self, i, tensors):
-        before = self.last
-        i = super().write(0 if before is None else 1 - before, tensors)
-        if before is None or not torch.equal(self.versions(i), self.versions(before)):
-            self.ref = _ray().put(self.bytes[i].numpy())
+        self.newest = super().write(1 - self.newest, tensors)
+        if self.ref is None or not torch.equal(*self.bytes):
+            self.ref = _ray().put(self.bytes[self.newest].numpy())
         return self.ref
-
-    def take(self, bytes):  # as Ray gives them; None: none
-        self.bytes = None if bytes is None else torch.from_numpy(bytes.copy())[None]
-        self.views = {}
 
 # %% ../../nbs/parallel/ray_engine.ipynb #03d6e71b
 class _Actor:
     "A worker, where Ray has placed it"
 
-    def __init__(self, info, seed, data, weights, first, chunk):
+    def __init__(self, info, seed, data, weights, chunk):
         torch.set_num_threads(1)
         seed_generators(seed, info)
-        weights = copy(weights)  # where Ray made none: `take` is not to change the sender's
-        weights.take(first)
-        self.info, self.served = info, Served(lambda: self.build(data, weights), chunk)
+        self.info = info
+        self.served = Served(info, data, weights, chunk)
 
-    def build(self, data, weights):
-        own = weights.private(0)
-        seen = weights.versions(0).clone()
-        weights.take(None)
-        chain = Filled(data, own).load()
-        chain.in_worker(self.info)
-
-        def learn(bytes):
-            if (bytes[: 8 * len(own)].view('i8') == seen.numpy()).all():
-                return
-            weights.take(bytes)
-            weights.refresh(own, seen, 0)
-            weights.take(None)
-
-        return chain, learn
-
-    def answer(self, words, weights=None):
-        words = pickle.loads(words)
-        if weights is not None:
-            words = (*words[:2], weights, *words[3:])
+    def answer(self, words, line):
+        what, feedback, args = pickle.loads(words)
         with as_worker(self.info):
-            return self.served.answer(*words)
+            return self.served.answer(what, feedback, torch.tensor(line), args)
 
     def close(self):
         self.served.close()
 
 # %% ../../nbs/parallel/ray_engine.ipynb #e09222cf
-class _RayWorker(Worker):
+class _Remote:
     "An actor, seen from the main process"
 
-    def __init__(self, engine, info, seed, data, weights, copy, chunk):
-        super().__init__(info)
-        self.patience, self.answered, self.began = engine.patience, False, monotonic()
-        self.actor = engine.actors.remote(info, seed, data, weights, weights.ref, chunk)
+    def __init__(self, engine, *args):
+        self.patience = engine.patience
+        self.answered = False
+        self.began = monotonic()
+        self.actor = engine.actors.remote(*args)
         self.answers = deque()
         self.dead = False
 
-    def request(self, *words):
-        weights = words[2] if words[0] == 'next' else None
-        if weights is not None:
-            words = (*words[:2], None, *words[3:])
-        self.answers.append(self.actor.answer.remote(pickle.dumps(words), weights))
+    def request(self, what, feedback, weights, *args):
+        self.answers.append(self.actor.answer.remote(pickle.dumps((what, feedback, args)), weights))
 
     def is_late(self) -> bool:
         return not self.answered and monotonic() - self.began > self.patience
@@ -114,56 +81,30 @@ class _RayWorker(Worker):
     def alive(self):
         return not self.dead
 
-    def _no_room(self):
-        self.kill()
-        return f'no machine of the cluster has started it within {self.patience:g} seconds: no room'
+    def doing(self):
+        return 'it may be busy'
 
     def kill(self):
         "End it at once, wherever it is"
-        dead = self.dead
-        self.dead = True
-        if not dead:
+        if not self.dead:
+            self.dead = True
             _ray().kill(self.actor, no_restart=True)
-
-    def succeed(self, new):
-        "Go on with another actor instead of this one"
-        self.kill()
-        for k in 'info', 'actor', 'answers', 'dead', 'answered', 'began':
-            setattr(self, k, getattr(new, k))
 
     def receive(self) -> tuple:  # the request (None: it ended), the answer, what went wrong, facts
         "What `wait` has waited for"
-        if not self.answers:
-            return None, None, 'it was not asked', None
-        ref = self.answers.popleft()
+        error = 'it was not asked'
         try:
-            if not self.answered and not _ray().wait([ref], timeout=0)[0]:
-                return None, None, self._no_room(), None
-            answer = pickle.loads(_ray().get(ref))
-            self.answered = True
-            return answer
+            if self.answers:
+                ref = self.answers.popleft()
+                if self.answered or _ray().wait([ref], timeout=0)[0]:
+                    answer = pickle.loads(_ray().get(ref))
+                    self.answered = True
+                    return answer
+                error = f'no machine of the cluster has started it within {self.patience:g} seconds'
         except Exception as e:  # the actor has died, or its answer can't be read
-            self.kill()
-            return None, None, f'{type(e).__name__}: {str(e).strip() or "the actor died"}', None
-
-# %% ../../nbs/parallel/ray_engine.ipynb #2c0c57f3
-def _as_dict(resources):
-    if resources is None or isinstance(resources, dict):
-        return resources or {}
-    raise ArgumentTypeError(
-        'RayEngine', 'resources', type(resources).__name__, 'a dict: name=number'
-    )
-
-
-def _known_address(address) -> str:  # None: Ray starts a cluster
-    "The address to which Ray will connect"
-    if address in (None, 'auto'):
-        address = os.environ.get('RAY_ADDRESS')
-    temporary = '/tmp' if sys.platform == 'darwin' else tempfile.gettempdir()
-    recorded = Path(os.environ.get('RAY_TMPDIR') or temporary, 'ray', 'ray_current_cluster')
-    if address is None and recorded.exists():
-        return recorded.read_text().strip()
-    return address
+            error = f'{type(e).__name__}: {str(e).strip() or "the actor died"}'
+        self.kill()
+        return None, None, error, None
 
 # %% ../../nbs/parallel/ray_engine.ipynb #84609bf8
 class RayEngine:
@@ -177,15 +118,11 @@ class RayEngine:
         address: str = None,  # of a cluster, or 'auto'; None: RAY_ADDRESS, the latest, or a new one
         patience: float = 300.0,  # seconds to connect, and for the first answer of a worker
     ):
-        def checked(name, x):
-            return number('RayEngine', name, x)
-
-        self.num_cpus, self.num_gpus = checked('num_cpus', num_cpus), checked('num_gpus', num_gpus)
-        self.patience = checked('patience', patience)
+        self.num_cpus = number('RayEngine', 'num_cpus', num_cpus)
+        self.num_gpus = number('RayEngine', 'num_gpus', num_gpus)
+        self.resources = resources or {}
         self.address = address
-        self.resources = {
-            k: checked(f'resources[{k!r}]', v) for k, v in _as_dict(resources).items()
-        }
+        self.patience = number('RayEngine', 'patience', patience)
         self._actors = None
 
     def __getstate__(self):
@@ -197,11 +134,13 @@ class RayEngine:
     )
 
     def _connect(self, ray):
-        there = _known_address(self.address)
+        address = self.address
+        if address in (None, 'auto'):
+            address = os.environ.get('RAY_ADDRESS')
         try:
             # Ray itself would try for minutes, and then end this process
-            if there and re.fullmatch(r'[^:/]+:\d+', there):
-                host, port = there.rsplit(':', 1)
+            if address and re.fullmatch(r'[^:/]+:\d+', address):
+                host, port = address.rsplit(':', 1)
                 socket.create_connection((host, int(port)), timeout=self.patience).close()
             ray.init(
                 self.address, log_to_driver=False, include_dashboard=False, logging_level='ERROR'
@@ -210,7 +149,7 @@ class RayEngine:
             raise ArgumentError(
                 'RayEngine',
                 f'address {self.address!r}',
-                f'{there}: {e}',
+                f'{address}: {e}',
                 'the address of a cluster that runs',
                 'ray start --head there; or no address, no RAY_ADDRESS, and `ray stop --force`',
             ) from e
@@ -246,32 +185,30 @@ class RayEngine:
         self.actors  # Ray must be there to put them somewhere
         return _Stored(tensors, copies)
 
-    def worker(self, *args):
+    def start(self, *args):
         "An actor with a chain"
-        return _RayWorker(self, *args)
+        return _Remote(self, *args)
 
-    def wait(self, workers, seconds: float = 1) -> list:
+    def wait(self, links, seconds: float = 1) -> list:
         "Wait for these workers; return those that have an answer, or will have none"
-        late = [w for w in workers if not w.answers or w.is_late()]
+        late = [w for w in links if not w.answers or w.is_late()]
         if late:
             return late
-        found, _ = _ray().wait([w.answers[0] for w in workers], timeout=seconds)
-        return [w for w in workers if w.answers[0] in found]
+        found, _ = _ray().wait([w.answers[0] for w in links], timeout=seconds)
+        return [w for w in links if w.answers[0] in found]
 
-    def end(self, workers, owner):
+    def end(self, links):
         "End actors: their chains are closed where that takes no longer than five seconds"
         ray = _ray()
+        if not ray.is_initialized():
+            return
         try:
-            if os.getpid() != owner or not ray.is_initialized():
-                return
-            closing = [w.actor.close.remote() for w in workers if not w.dead]
+            closing = [w.actor.close.remote() for w in links if not w.dead]
             if closing:
                 ray.wait(closing, num_returns=len(closing), timeout=5)
         finally:
-            if os.getpid() == owner and ray.is_initialized():
-                for w in workers:
-                    w.kill()
-            workers.clear()
+            for w in links:
+                w.kill()
 
 # %% ../../nbs/parallel/ray_engine.ipynb #d8fba954
 _forks = []  # this process, where it is a fork of one that was connected

@@ -55,10 +55,10 @@ def facts_of(
         weights = [each['weight'][each['replay'] == i] for i in range(len(replays))]
     return dict(
         rows=len(main.memory),
-        inserted=int(main.memory.added),
-        counted=main.counted,
+        rows_in=int(main.memory.added),
+        rows_counted=main.counted,
         stale=int(sum(r.stale for r in replays)),
-        age=float(main.memory.ages[0] / max(main.sampled, 1)),
+        row_age=float(main.memory.ages[0] / max(main.sampled, 1)),
         kept=main.memory.store.folder is not None,
         parts=[scale_of(r, weight) for r, weight in zip(replays, weights)],
     )

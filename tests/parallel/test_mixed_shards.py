@@ -5,7 +5,7 @@ Keys, weights and errors are right, and a saved mixture continues."""
 import os, signal
 from itertools import islice
 
-import numpy as np, pytest, torch
+import numpy as np, pytest
 
 import test_shards
 from fastrl_replay.look.sample import contents
@@ -187,21 +187,6 @@ def test_a_shard_that_is_killed_begins_anew_with_the_demonstrations(engine):
             batch.update_priorities(error(batch))
         list(islice(pipe, 6))
         assert pipe.stats()['stale'] == stats['stale'] + len(old)
-
-
-def test_keys_are_known_for_each_replay():
-    "Refuse a key that the demonstrations never gave out, even if the other replay has later ones"
-    with mixed() as pipe:
-        for batch in islice(pipe, 90):
-            pass
-        for shard in 0, 1:
-            online, demo = (2 * 35 + 0) * 2 + shard, (2 * 35 + 1) * 2 + shard
-            with pytest.raises(StaleKey, match=f'key {demo} was never given out'):
-                pipe.update_priorities([online, demo], [1.0, 1.0])
-            pipe.update_priorities([online], [1.0])
-        with pytest.raises(ArgumentError, match='got 16; expected 8, one for each key'):
-            batch.update_priorities(torch.ones(8, 2))
-        assert len([*islice(pipe, 6)]) == 6
 
 
 def test_one_worker_gives_what_a_mixture_here_gives():

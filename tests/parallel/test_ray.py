@@ -141,8 +141,6 @@ def test_no_room_is_said(cluster):
         WorkerError, match='no machine of the cluster has started it within 2 seconds'
     ):
         next(iter(pipe))
-    with pytest.raises(ArgumentError, match="method, with engine='ray'"):
-        GymStepper(short, zeros).parallel(1, engine='ray', method='fork')
 
 
 # ---- the engine alone ----
@@ -227,6 +225,19 @@ def test_the_engine_asks_ray(monkeypatch):
     with pytest.raises(WorkerError, match='The actor died'):
         list(islice(pipe, 4))
     assert fake.killed == 3
+
+
+@pytest.mark.filterwarnings('error::RuntimeWarning')
+def test_an_actor_that_is_stuck_is_named(monkeypatch):
+    fake = OneThread()
+    monkeypatch.setattr(ray_engine, '_ray', lambda: fake)
+    pipe = GymStepper(short, zeros).parallel(1, chunk=1, engine=RayEngine(patience=0.2))
+    blocks = iter(pipe)
+    next(blocks)
+    fake.wait = lambda refs, **kw: ([], refs)
+    with pytest.raises(RuntimeWarning, match=r'worker 0 of 1 has given no answer for 0 seconds'):
+        list(islice(blocks, 3))
+    pipe.close()
 
 
 class Connected:

@@ -1,16 +1,15 @@
 """A memory as a service: programs that come, go and are killed, beside plain models of it."""
 
 import asyncio, faulthandler, os, pickle, signal, subprocess, sys, time
-from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
-import cloudpickle, numpy as np, pytest
+import numpy as np, pytest
 from gymnasium.spaces import Box, Discrete
 
 from fastrl_replay.look.sample import samples_of
 from fastrl_replay.all import *
-from fastrl_replay.parallel.coordinator import Coordinator, Shard, ShardLog
-from fastrl_replay.testing import same
+from fastrl_replay.parallel import service
 from workers import PLACES, no_process_is_left, ray_cluster  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning')
@@ -39,90 +38,91 @@ def block(first, who=1, n=4, envs=2, **columns):
     return Steps(rows)
 
 
-@pytest.mark.parametrize(
-    'args, says',
-    [
-        ((3,), "connect: name; got 3; expected a text"),
-        (('a/b',), 'connect: name'),
-        (('a', np.inf), 'connect: limit; got inf; expected a number'),
-        (('a', -1), 'connect: limit'),
-    ],
-)
-def test_wrong_arguments_are_refused_without_a_cluster(args, says):
-    with pytest.raises(ArgumentError, match=says):
-        connect(*args)
+def test_wrong_arguments_are_refused_without_a_cluster():
+    for limit in np.inf, -1:
+        with pytest.raises(ArgumentError, match=f'connect: limit; got {limit}'):
+            connect('a', limit)
 
 
-# ---- without Ray: shards and a coordinator in this process ----
-
-LOOP = asyncio.new_event_loop()
+# ---- without Ray: actors in this process ----
 
 
-class LocalActor:
-    "As a handle of an actor, in this process"
+class Local:
+    "What a service needs of Ray and of an engine, with actors in this process"
 
-    def __init__(self, make):
-        self.make, self.made, self.call = make, make(False), self
+    needs, patience, address = {}, 60.0, None
+    exceptions = SimpleNamespace(GetTimeoutError=TimeoutError, RayActorError=RuntimeError)
 
-    def remote(self, *args):
-        future = Future()
-        future.set_result(self.made.call(*args))
-        return type('Ref', (), dict(future=lambda me: future))()
+    def __init__(self):
+        self.cluster = self.util = self
+        self.made, self.actors, self.loop = {}, {}, asyncio.new_event_loop()
 
-    def kill(self):
-        self.made = self.make(True)
+    def remote(self, **how):
+        def options(name, **_):
+            def make(*args):
+                if name in self.made:
+                    raise ValueError(name)
+                self.made[name] = lambda: service.Shard(*args)
+                self.actors[name] = self.made[name]()
+
+            return SimpleNamespace(remote=make)
+
+        return lambda kind: SimpleNamespace(options=options)
+
+    def get_actor(self, name, namespace):
+        if name not in self.made:
+            raise ValueError(name)
+        call = SimpleNamespace(remote=lambda *words: self.actors[name].call(*words))
+        return SimpleNamespace(name=name, call=call)
+
+    def list_named_actors(self, all_namespaces):
+        return [dict(name=name, namespace='fastrl_replay') for name in self.made]
+
+    def get(self, ref, timeout):
+        return self.loop.run_until_complete(ref)
+
+    def kill(self, actor, no_restart):
+        del self.made[actor.name]
+
+    def restart(self, name):
+        "Kill an actor; Ray starts it again"
+        self.actors[name] = self.made[name]()
 
 
-def coordinator_of(replay, n=2, ahead=1000):
-    data = cloudpickle.dumps(replay)
-    parts = [LocalActor(lambda again, i=i: Shard(data, i, n, again)) for i in range(n)]
-    return Coordinator('m', data, parts, ahead), parts
+@pytest.fixture
+def local(monkeypatch):
+    local = Local()
+    monkeypatch.setattr(service, '_cluster', lambda address: local)
+    return local
 
 
-class Local(Service):
-    "A service whose coordinator is in this process"
+def serve(local, replay, shards=2, ahead=1000):
+    "Serve a replay as 'm'; return its parts"
+    replay.serve('m', shards, ahead, local)
+    return [local.actors[f'm/{i}'].replay for i in range(shards)]
 
-    def __init__(self, coordinator, limit=0.05):
-        self.coordinator, self.limit, self.name, self.news = coordinator, limit, 'm', []
-        Pipe.__init__(self)
-        self._fresh()
-        self.shards, self.bs = self._ask('settings')
 
-    def _ask(self, what, *args):
-        value, self._losses_seen, news = LOOP.run_until_complete(
-            self.coordinator.call(what, self._losses_seen, self.limit, *args)
-        )
-        self.news += news
-        if isinstance(value, Exception):
-            raise value
-        return value
+def link(limit=0.05):
+    return connect('m', limit)
 
 
 def plain(row):
     return {n: np.asarray(row[n]).tolist() for n in DTYPE.names}
 
 
-def by_key(memory, bs=64, draws=40):
-    "What is drawn: key → row"
-    found = {}
-    for _ in range(draws):
-        b = memory.sample(bs)
-        for row in b.rows:
-            assert found.setdefault(int(row['index']), plain(row)) == plain(row)
-    return found
-
-
-def test_rows_that_come_out_are_those_that_went_in():
+def test_rows_that_come_out_are_those_that_went_in(local):
     "Beside a plain dict of key → row, with three collectors whose environments have equal numbers"
-    coordinator, _ = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=500, seed=0))
-    model, envs = {}, {}
+    serve(local, PrioritizedReplay(None, bs=4, max_sz=500, seed=0))
+    model, envs, found = {}, {}, {}
     for who in (1, 2, 3):
-        memory = Local(coordinator)
+        memory = link()
         for first in range(0, 40, 4):
             rows = block(first, who)
             for key, row in zip(memory.add(rows).tolist(), rows.rows):
                 model[key] = plain(row)
-    found = by_key(Local(coordinator))
+    for _ in range(80):
+        for row in memory.sample(32).rows:
+            found[int(row['index'])] = plain(row)
     assert found.keys() == model.keys()
     for key, got in found.items():
         want = model[key]
@@ -131,89 +131,47 @@ def test_rows_that_come_out_are_those_that_went_in():
     assert len({*envs.values()}) == 6  # each collector's environments stay apart
 
 
-def test_sequences_of_two_collectors():
-    "Links, as sequences have them, over shards"
-    coordinator, _ = coordinator_of(
-        SequenceReplay(None, bs=4, max_sz=500, length=5, burn_in=1, overlap=1, seed=0)
-    )
-    a, b = Local(coordinator), Local(coordinator)
-    for first in range(0, 40, 4):
-        a.add(block(first, 1))
-        b.add(block(first, 2))
-    batch = Local(coordinator).sample(16)
-    for rows, mask in zip(batch.rows, batch.mask.numpy()):
-        assert len({*rows['who'][mask]}) == 1
-        assert (np.diff(rows['reward'][mask]) == 2).all()
-    batch.update_priorities(np.ones((16, 4)))
-
-
-def test_a_look_into_the_shards_changes_nothing(tmp_path):
+def test_a_look_into_the_shards(local, tmp_path):
     "Pages have the rows of each; one that was restarted without them is empty"
-    coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=500, seed=0))
-    memory = Local(coordinator)
-    other = Local(coordinator)
+    serve(local, PrioritizedReplay(None, bs=4, max_sz=500, seed=0))
+    memory, other = link(), link()
     memory.add(block(0, n=40))
     other.add(block(0, 2, n=40))
     memory.sample()
-    before = [pickle.loads(pickle.dumps(p.made.replay.state_dict())) for p in parts]
-    assert [(s['name'], s['rows']) for s in samples_of(memory)] == [
-        ('shard 0', 40),
-        ('shard 1', 40),
-    ]
+    seen = [(s['name'], s['rows']) for s in samples_of(memory)]
+    assert seen == [('shard 0', 40), ('shard 1', 40)]
     page = memory.page(tmp_path / 'a.html').read_text(encoding='utf-8')
     assert page.count('40 of 500 rows') == 2
-    assert all(same(p.made.replay.state_dict(), state) for p, state in zip(parts, before))
-    parts[1].kill()
-    assert [s['rows'] for s in samples_of(memory)] == [40, 0]
+    local.restart('m/1')
+    with pytest.warns(RuntimeWarning, match='shard 1 of 2 was restarted.*lost.*Remedy'):
+        assert [s['rows'] for s in samples_of(memory)] == [40, 0]
 
 
-@pytest.mark.parametrize('norm', ['batch', 'memory'])
-def test_weights_are_those_of_one_memory(norm):
-    "w = (N·P)^-β, over the largest of the batch, or of all rows; and draws as often as P says"
-    beta, alpha, n = 0.7, 0.8, 24
-    coordinator, _ = coordinator_of(
-        PrioritizedReplay(
-            None, bs=8, max_sz=100, alpha=alpha, eps=0, beta=beta, weight_norm=norm, seed=1
-        )
-    )
-    a, b = Local(coordinator), Local(coordinator)
-    keys = np.concatenate([a.add(block(0, 1, 16)), b.add(block(0, 2, 8))])
-    td = np.linspace(0.5, 3, n)
-    a.update_priorities(keys, td)
-    P = dict(zip(keys.tolist(), td**alpha / (td**alpha).sum()))
-    count = dict.fromkeys(P, 0)
-    for _ in range(400):
-        batch = b.sample()
-        drawn = batch.index.tolist()
-        w = np.array([(n * P[k]) ** -beta for k in drawn])
-        top = w.max() if norm == 'batch' else (n * min(P.values())) ** -beta
-        np.testing.assert_allclose(batch.weight.numpy(), w / top, rtol=1e-5)
-        for k in drawn:
-            count[k] += 1
-    expected = np.array([P[k] * 3200 for k in P])
-    chi2 = ((np.array([count[k] for k in P]) - expected) ** 2 / expected).sum()
-    assert chi2 < 60  # 23 degrees of freedom: p < .0001; stratified draws vary less
+def test_shards_are_drawn_from_as_often_as_they_have_rows(local):
+    "With weights of their own memory, also if all priorities of one are zero"
+    serve(local, PrioritizedReplay(None, bs=8, max_sz=100, alpha=1, eps=0, beta=1, seed=1))
+    a, b = link(), link()
+    keys = [a.add(block(0, 1, 24)), b.add(block(0, 2, 8))]
+    td = np.linspace(0.5, 3, 24)
+    a.update_priorities(keys[0], td)
+    batches = [b.sample() for _ in range(600)]
+    first = [batch for batch in batches if batch.index[0] % 2 == 0]
+    assert abs(len(first) / 600 - 0.75) < 0.08
+    for batch in first:
+        weight = 1 / td[np.searchsorted(keys[0], batch.index)]
+        np.testing.assert_allclose(batch.weight.numpy(), weight / weight.max(), rtol=1e-5)
+    a.update_priorities(keys[0], np.zeros(24))
+    shares = [int(b.sample().index[0]) % 2 for _ in range(600)]
+    assert abs(np.mean(shares) - 0.25) < 0.08
 
 
-def test_uniform_draws_are_without_replacement():
-    "All 24 rows of two shards in a batch of 24: each once"
-    coordinator, _ = coordinator_of(ExperienceReplay(None, bs=24, max_sz=100, seed=1))
-    a, b = Local(coordinator), Local(coordinator)
-    keys = [*a.add(block(0, 1, 16)), *b.add(block(0, 2, 8))]
-    batch = a.sample()
-    assert sorted(batch.index.tolist()) == sorted(keys)
-    assert (batch.weight == 1).all()
-
-
-def test_updates_reach_their_row_and_stale_keys_are_counted():
-    coordinator, parts = coordinator_of(
-        PrioritizedReplay(None, bs=4, max_sz=8, alpha=1, eps=0, seed=0)
-    )
+def test_updates_reach_their_row_and_stale_keys_are_counted(local):
+    parts = serve(local, PrioritizedReplay(None, bs=4, max_sz=8, alpha=1, eps=0, seed=0))
 
     def priorities():
-        return [part.made.replay.sampler.kept().tolist() for part in parts]
+        return [part.sampler.kept().tolist() for part in parts]
 
-    a, b = Local(coordinator), Local(coordinator)
+    a, b = link(), link()
     mine, theirs = a.add(block(0, 1, 8)), b.add(block(0, 2, 8))
     a.update_priorities([mine[3], theirs[5]], [7.0, 9.0])
     assert [p.index(max(p)) for p in priorities()] == [3, 5]
@@ -224,8 +182,8 @@ def test_updates_reach_their_row_and_stale_keys_are_counted():
     assert before[1][0] == 60
     assert 50 not in before[0]
     with pytest.raises(StaleKey, match='was never given out'):
-        a.update_priorities([mine[0] + 1000, theirs[0]], [1.0, 1.0])
-    for td, says in ([1.0, np.nan], 'finite'), ([1.0], r'got \[1\]'):
+        a.update_priorities([mine[0] + 1000], [1.0])
+    for td, says in ([1.0, np.nan], 'got nan'), ([1.0], r'got \[1\]'):
         with pytest.raises(ValueError, match=says):
             a.update_priorities(theirs[:2], td)
     assert priorities() == before
@@ -240,191 +198,124 @@ def doubles():
 @pytest.mark.parametrize(
     'wrong', [doubles(), block(0, env_id=-1), block(0).rows], ids='dtype id raw'.split()
 )
-def test_wrong_blocks_are_refused(wrong):
-    "By a shard with rows and by one without; both stay as they were, and the call may be repeated"
-    coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=100, seed=0))
-    a, b = Local(coordinator), Local(coordinator)
+def test_wrong_blocks_are_refused(local, wrong):
+    "All is as it was, and the call may be repeated"
+    serve(local, PrioritizedReplay(None, bs=4, max_sz=100, seed=0), shards=1)
+    a = link()
     a.add(block(0))
-    for memory in (a, b):
-        for _ in range(2):
-            with pytest.raises((BlockError, TypeError)):
-                memory.add(wrong)
+    for _ in range(2):
+        with pytest.raises((BlockError, TypeError)):
+            a.add(wrong)
     assert len(a) == 4
-    assert b.add(block(4, 2)).tolist() == [1, 3, 5, 7]
+    assert np.diff(a.add(block(4))).tolist() == [1, 1, 1]
     assert len(a.add(block(8)[0])) == 1  # one row that is no block
 
 
-@pytest.mark.parametrize('when', ['before', 'after'])
-def test_a_call_that_is_repeated_adds_nothing_twice(tmp_path, when):
-    "The shard is killed before or after it adds the rows; Ray asks again, with others in between"
-    replay = ExperienceReplay(None, bs=4, max_sz=100, seed=0, store=Rows(tmp_path / 'm'))
-    data = cloudpickle.dumps(replay)
-    shard = Shard(data, 0, 1, False)
-    shard.call('add', 5, 1, 0, pickle.dumps(block(0)))
-    if when == 'after':
-        shard.call('add', 5, 2, 0, pickle.dumps(block(4)))
-    else:
-        shard.log.record(5, 2, first=4, rows=4)  # and killed
-    shard.replay.close()
-    shard = Shard(data, 0, 1, True)
-    shard.call('add', 6, 1, 0, pickle.dumps(block(0, 2)))
-    for call in range(2, 1_200):  # of the log's 1,024 entries these need one
-        shard.call('add', 6, call, 0, pickle.dumps(block(0)[:0]))
-    assert shard.call('add', 5, 2, 0, pickle.dumps(block(4)))[0] == dict(before=8, after=4)[when]
-    rows = shard.replay.memory[:].rows[['who', 'reward']].tolist()
-    wanted = [(1, float(i)) for i in range(8)] + [(2, float(i)) for i in range(4)]
-    assert sorted(rows) == wanted
-
-
-def test_a_call_that_its_client_has_given_up():
-    """A client got no reply to its second call, and made a third.
-
-    The second, repeated after it, adds nothing any more."""
-    shard = Shard(cloudpickle.dumps(ExperienceReplay(None, bs=4, max_sz=100, seed=0)), 0, 1, False)
-    for call in 1, 2, 3, 2:
-        shard.call('add', 5, call, 0, pickle.dumps(block(4 * call)))
-    assert shard.replay.memory.inserted == 12
-
-
-def test_lost_rows_are_told():
+def test_lost_rows_are_told(local):
     """A shard without a path begins empty, and each program is told once.
 
     Old keys are stale, and never given out again."""
-    coordinator, parts = coordinator_of(PrioritizedReplay(None, bs=4, max_sz=100, seed=0))
-    a, b = Local(coordinator), Local(coordinator)
+    serve(local, PrioritizedReplay(None, bs=4, max_sz=100, seed=0))
+    a, b = link(), link()
     old = a.add(block(0))
     b.add(block(0, 2))
-    parts[0].kill()
-    new = a.add(block(4))  # its environments get new numbers
-    assert new.min() > old.max()
-    assert len(a) == 8
-    for memory in (a, b):
-        memory.stats()
-        (said,) = memory.news
-        assert 'shard 0 of 2' in said
-        assert '4 rows of its memory are lost' in said
-    assert Local(coordinator).news == []
+    local.restart('m/0')
+    with pytest.warns(RuntimeWarning, match='m: shard 0 of 2 was restarted') as told:
+        new = a.add(block(4))
+        assert new.min() > old.max()
+        assert len(a) == 8
+    assert len(told) == 1
+    with pytest.warns(RuntimeWarning, match='its rows are lost'):
+        b.stats()
     a.update_priorities(old, np.ones(4))
-    stats = a.stats()
-    assert (stats['stale'], stats['restarts'], stats['losses'], stats['rows_in']) == (4, 1, 1, 12)
+    assert a.stats()['stale'] == 4
 
 
-def test_a_shard_with_a_path_goes_on(tmp_path):
+def test_a_shard_with_a_path_has_its_rows_after_a_restart(local, tmp_path):
+    "Environments go on under other numbers, and no sequence leads from an old row to a new one"
     store = Rows(tmp_path / 'm')
-    coordinator, parts = coordinator_of(
-        PrioritizedReplay(None, bs=4, max_sz=100, seed=0, ratio=1, store=store)
-    )
-    a, b = Local(coordinator), Local(coordinator)
-    old = [*a.add(block(0)), *b.add(block(0, 2))]
-    for _ in range(3):
-        a.sample()
-    for part in parts:
-        part.made.replay.close()
-        part.kill()
-    a.add(block(4))  # as if nothing had happened: the same episodes of the same environments
-    stats = a.stats()
-    assert not a.news
-    assert (stats['restarts'], stats['batches'], stats['rows']) == (2, 3, 12)
-    assert {*old} <= by_key(a, 12, 9).keys()
-    windows = parts[0].made.replay.memory.windows([2], 2)
-    assert windows.reward.tolist() == [[2, 4]]
+    (part,) = serve(local, PrioritizedReplay(None, bs=4, max_sz=100, seed=0, store=store), 1)
+    a = link()
+    a.add(block(0))
+    part.close()
+    local.restart('m/0')
+    with pytest.warns(RuntimeWarning, match='except for rows in files'):
+        a.add(block(4))
+    rows = local.actors['m/0'].replay.memory[:].rows
+    assert rows['reward'].tolist() == [*range(8)]
+    assert rows['env_id'].tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert {*a.sample(8).reward.tolist()} <= {*range(8)}
 
 
-def test_a_coordinator_that_is_killed_knows_it_again():
-    coordinator, parts = coordinator_of(
-        PrioritizedReplay(None, bs=4, max_sz=100, ratio=1 / 4, warmup=4, seed=0)
-    )
-    a = Local(coordinator)
-    a.add(block(0, n=20))
-    for _ in range(2):
-        a.sample()
-    again = Local(Coordinator('m', parts[0].made.data, parts))
-    assert again.stats()['batches'] == 2
-    for _ in range(2):
-        again.sample()
-    with pytest.raises(NotEnoughRows):
-        again.sample()
-
-
-def test_the_ratio_is_exact_while_many_wait():
+def test_the_ratio_is_exact_while_many_wait(local):
     """Eight collectors and four learners at once, in random order.
 
-    Neither side is ahead by more than it may be, plus what is under way."""
-    coordinator, parts = coordinator_of(
-        ExperienceReplay(None, bs=4, max_sz=1000, ratio=0.5, warmup=8, seed=0), ahead=24
-    )
+    Neither side is ahead by more than it may be."""
+    replay = ExperienceReplay(None, bs=4, max_sz=1000, ratio=0.5, warmup=8, seed=0)
+    serve(local, replay, 1, ahead=24)
+    shard, seen = local.actors['m/0'], []
 
     async def collect(k):
-        rank, first_key, number = (await coordinator.call('number_envs', 0, 9.0, None, 2))[0]
         for i in range(30):
-            data = block(4 * i, k)
-            data.rows['env_id'] += number * 2 + rank
-            assert isinstance(
-                (
-                    await coordinator.call(
-                        'add', 0, 9.0, rank, 4, k + 1, i, first_key, pickle.dumps(data)
-                    )
-                )[0],
-                int,
-            )
-            seen.append(coordinator.counts())
+            _, keys = await shard.call('add', 9.0, k, pickle.dumps(block(4 * i, k)))
+            assert len(keys) == 4
+            seen.append((shard.rows, shard.batches))
             await asyncio.sleep(0)
 
     async def learn():
         while True:
-            value, *_ = await coordinator.call('sample', 0, 0.5, None)
+            _, value = await shard.call('sample', 0.5, 4)
             if isinstance(value, NotEnoughRows):
                 return
-            seen.append(coordinator.counts())
+            seen.append((shard.rows, shard.batches))
 
     async def run():
         await asyncio.gather(*[collect(k) for k in range(8)], *[learn() for _ in range(4)])
 
-    seen = []
-    LOOP.run_until_complete(run())
+    local.loop.run_until_complete(run())
     assert all(batches <= rows * 0.5 for rows, batches in seen)
-    assert all(
-        rows - batches / 0.5 <= 24 + 4 / 0.5 for rows, batches in seen
-    )  # four draws were under way
+    assert all(rows - batches / 0.5 <= 24 for rows, batches in seen)
     assert seen[-1] == (8 * 30 * 4 - 8, (8 * 30 * 4 - 8) // 2)
 
 
-def test_limits_are_told_on_both_sides():
-    coordinator, _ = coordinator_of(
-        ExperienceReplay(None, bs=4, max_sz=100, ratio=1 / 4, warmup=6, seed=0), ahead=8
-    )
-    a = Local(coordinator)
-    with pytest.raises(
-        NotEnoughRows,
-        match=r'0 rows can be drawn.*expected 4 rows, and 6 rows of warm-up'
-        r'.*Remedy: see that a collector',
-    ):
+def test_limits_are_told_on_both_sides(local):
+    replay = ExperienceReplay(None, bs=4, max_sz=100, ratio=1 / 4, warmup=6, seed=0)
+    serve(local, replay, 1, ahead=8)
+    a = link()
+    with pytest.raises(NotEnoughRows, match=r'no batch of 4 is due; got 0 rows.*warmup=6.*Remedy'):
         a.sample()
     for first in range(0, 12, 4):
         a.add(block(first))
     with pytest.raises(
         NotEnoughDraws,
-        match=r'too few batches were drawn within 0.05 seconds for 4 more rows; '
-        r'got 6 rows, 0 batches, a ratio of 0.25.*ahead=8.*Remedy: see that a learner',
+        match=r'a block of 4 has to wait; got 12 rows; '
+        r'6 rows count for 0 batches; expected ratio=0.25, warmup=6, ahead=8.*Remedy: see that',
     ):
         a.add(block(12))
     assert len(a) == 12
     a.sample()
-    with pytest.raises(
-        NotEnoughRows, match='6 rows count for 1 batches; expected 8 rows, for batch 2'
-    ):
+    with pytest.raises(NotEnoughRows, match='6 rows count for 1 batches'):
         a.sample()
     a.add(block(12))
     a.sample()
     assert a.stats()['rows'] == 16
 
 
-def test_steps_of_a_loop():
+def test_a_shard_without_rows_holds_up_no_draw(local):
+    "Two shards, and one collector"
+    serve(local, ExperienceReplay(None, bs=4, max_sz=100, ratio=1, seed=0))
+    a = link(limit=1)
+    a.add(block(0))
+    assert [len(a.sample()) for _ in range(4)] == [4] * 4
+    with pytest.raises(NotEnoughRows):
+        a.sample()
+
+
+def test_steps_of_a_loop(local):
     "A step that has to wait for draws is not counted, and may be given again"
-    coordinator, parts = coordinator_of(
-        ExperienceReplay(None, bs=4, max_sz=100, seed=0, ratio=1, warmup=0), n=1, ahead=2
-    )
-    a = Local(coordinator)
+    replay = ExperienceReplay(None, bs=4, max_sz=100, seed=0, ratio=1, warmup=0)
+    (part,) = serve(local, replay, 1, ahead=2)
+    a = link()
 
     def step(i, end=False):
         a.add_step(np.float32([i, 0]), 1, float(i), np.float32([i + 1, 0]), end)
@@ -436,14 +327,14 @@ def test_steps_of_a_loop():
     for _ in range(4):
         a.sample()
     step(4)
-    rows = parts[0].made.replay.memory[:].rows[['reward', 'episode_n', 'step_n']].tolist()
+    rows = part.memory[:].rows[['reward', 'episode_n', 'step_n']].tolist()
     assert rows == [(0, 1, 1), (1, 1, 2), (2, 1, 3), (3, 1, 4), (4, 2, 1)]
 
 
-def test_the_reset_after_a_refused_end_is_left_out():
+def test_the_reset_after_a_refused_end_is_left_out(local):
     "The row that only resets does not become a step"
-    coordinator, parts = coordinator_of(ExperienceReplay(None, bs=4, max_sz=100, seed=0), n=1)
-    a = Local(coordinator)
+    (part,) = serve(local, ExperienceReplay(None, bs=4, max_sz=100, seed=0), 1)
+    a = link()
 
     def step(i, reward, end=False):
         state, after = np.float32([[i, 0]]), np.float32([[i + 1, 0]])
@@ -455,18 +346,9 @@ def test_the_reset_after_a_refused_end_is_left_out():
         step(1, np.nan, True)
     step(2, 0.0)  # from the last state of the episode to the first one of the next
     step(3, 1.0)
-    rows = parts[0].made.replay.memory[:].rows
+    rows = part.memory[:].rows
     assert rows['state'][:, 0].tolist() == [0, 3]
     assert rows[['episode_n', 'step_n']].tolist() == [(1, 1), (2, 1)]
-
-
-def test_a_log_that_is_damaged_is_refused(tmp_path):
-    ShardLog(tmp_path, 0)
-    good = (tmp_path / 'service').read_bytes()
-    for bad in b'', good[:-1], good[:8] + b'\xff' * 8 + good[16:]:
-        (tmp_path / 'service').write_bytes(bad)
-        with pytest.raises(StateError, match='damaged'):
-            ShardLog(tmp_path, 0)
 
 
 # ---- on a cluster ----
@@ -522,23 +404,14 @@ def pid_of(name):
     return inside(name, lambda self: os.getpid())
 
 
-def rows_of(name, shards):
-    "All rows: (key, who, reward)"
-    found = []
-    for i in range(shards):
-        part = inside(
-            f'{name}/{i}',
-            lambda self: (
-                [(r['who'], r['reward']) for r in self.replay.memory[:].rows]
-                if len(self.replay.memory)
-                else []
-            ),
+def rows_of(memory):
+    "All rows: (who, reward)"
+    parts = memory.ask_shards(
+        lambda replay: (
+            [(r['who'], r['reward']) for r in replay.memory[:].rows] if len(replay.memory) else []
         )
-        first_key = inside(f'{name}/{i}', lambda self: int(self.log.counts['first_key']))
-        found += [
-            ((k + first_key) * shards + i, int(who), float(x)) for k, (who, x) in enumerate(part)
-        ]
-    return found
+    )
+    return [(int(who), float(x)) for part in parts for who, x in part]
 
 
 PROGRAM = '''
@@ -599,13 +472,9 @@ class Program:
 @pytest.mark.slow
 def test_programs_that_are_killed_and_begun_again(served, cluster, tmp_path):
     "No acknowledged row is lost or twice there; the ratio is exact but for what was in flight"
-    ratio, shards = 1 / 4, 2
-    served(
-        PrioritizedReplay(None, bs=8, max_sz=10_000, ratio=ratio, warmup=16, seed=0),
-        'pong',
-        shards=shards,
-        ahead=64,
-    )
+    ratio = 1 / 4
+    replay = PrioritizedReplay(None, bs=8, max_sz=10_000, ratio=ratio, warmup=16, seed=0)
+    memory = served(replay, 'pong', shards=2, ahead=64)
     at = cluster.address
     killed = Program(tmp_path, 'collect', at, 1, 4000)
     other = Program(tmp_path, 'collect', at, 2, 400)
@@ -618,51 +487,42 @@ def test_programs_that_are_killed_and_begun_again(served, cluster, tmp_path):
     learner = Program(tmp_path, 'learn', at)
     for program in other, again, learner:
         program.end()
-    rows = rows_of('pong', shards)
-    there = {key: (who, x) for key, who, x in rows}
-    assert len({*there.values()}) == len(rows)
+    rows = rows_of(memory)
+    assert len({*rows}) == len(rows)
     told = {}
     for program in killed, other, again:
         for who, start, keys in program.lines():
             told |= {key: (who, float(start + i)) for i, key in enumerate(keys)}
-    assert told.items() <= there.items()
+    assert {*told.values()} <= {*rows}
     assert 0 <= len(rows) - len(told) <= 4  # a block of the one that was killed
     assert sum(who == 3 for who, _ in told.values()) == 200
-    stats = connect('pong').stats()
-    assert stats['rows_in'] == len(rows)
-    assert stats['batches'] == int((len(rows) - 16) * ratio)
+    stats = memory.stats()
+    assert stats['inserted'] == len(rows)
+    assert stats['batches'] == sum(int((s['inserted'] - 16) * ratio) for s in stats['shards'])
     got = [*first.lines(), *learner.lines()]
     assert 0 <= stats['batches'] - len(got) <= 1  # of the learner that was killed
-    assert {k for batch in got for k in batch} <= there.keys()
+    for batch in got:
+        assert len({k % 2 for k in batch}) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('path', [True, False])
 def test_an_actor_is_killed(served, tmp_path, path):
-    "With a path all rows are back; without one, that is told. The coordinator may be killed, too"
+    "With a path all rows are back; without one, that is told"
     store = Rows(tmp_path / 'm') if path else None
     replay = PrioritizedReplay(None, bs=4, max_sz=1000, seed=0, store=store)
     memory, other = served(replay, 'pong', shards=2), connect('pong')
     for first in range(0, 40, 4):
         memory.add(block(first, 1))
         other.add(block(first, 2))
-    before = {*rows_of('pong', 2)}
+    before = {*rows_of(memory)}
     os.kill(pid_of('pong/0'), signal.SIGKILL)
-    if path:
+    with pytest.warns(RuntimeWarning, match='pong: shard 0 of 2 was restarted.*Remedy'):
         memory.add(block(40, 1))
-        assert before <= {*rows_of('pong', 2)}
-    else:
-        says = 'pong: shard 0 of 2 was restarted, and 40 rows of its memory are lost.*Remedy'
-        with pytest.warns(RuntimeWarning, match=says):
-            memory.add(block(40, 1))
-        with pytest.warns(RuntimeWarning, match='40 rows of its memory are lost'):
-            other.stats()
-    rows = 84 if path else 44
-    assert len(memory) == rows
-    os.kill(pid_of('pong'), signal.SIGKILL)
-    assert memory.stats()['rows'] == rows
-    memory.add(block(44, 1))
-    assert len(other) == rows + 4
+    assert (before <= {*rows_of(memory)}) == path
+    with pytest.warns(RuntimeWarning, match='shard 0 of 2 was restarted'):
+        other.stats()
+    assert len(memory) == (84 if path else 44)
     assert len(other.sample(8)) == 8
 
 
@@ -676,8 +536,8 @@ def test_it_outlives_its_program_and_leaves_nothing(served, cluster, tmp_path):
     subprocess.run([sys.executable, '-c', program], env=env, timeout=120, check=True)
     memory = connect('pong')
     try:
-        keys = memory.add(block(0))
-        assert actors() == ['pong', 'pong/0', 'pong/1']
+        memory.add(block(0))
+        assert actors() == ['pong/0', 'pong/1']
         with pytest.raises(ArgumentError, match="the name 'pong' is taken.*Remedy: connect"):
             ExperienceReplay(None).serve('pong')
         with pytest.raises(ArgumentError, match="the name 'pang' .did you mean 'pong'"):
@@ -690,11 +550,11 @@ def test_it_outlives_its_program_and_leaves_nothing(served, cluster, tmp_path):
     while any(Path(f'/proc/{p}').exists() for p in pids):
         assert time.monotonic() < end
         time.sleep(0.05)
-    with pytest.raises(ServiceError, match='the service ended.*Remedy'):
+    with pytest.raises(ServiceError, match='shard 0 ended.*Remedy'):
         memory.add(block(4))
     store = Rows(tmp_path / 'm')
     again = served(ExperienceReplay(None, bs=4, max_sz=100, store=store), 'pong', shards=2)
-    assert sorted(again.sample(4).index.tolist()) == sorted(keys.tolist())
+    assert sorted(again.sample(4).reward.tolist()) == [0, 1, 2, 3]
 
 
 @pytest.mark.slow

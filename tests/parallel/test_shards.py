@@ -1,6 +1,6 @@
 """Shards: workers' batches take errors as a local replay's do, and their weights are right."""
 
-import json, math, os, re, shutil, signal, subprocess, sys, time
+import json, math, os, re, signal, subprocess, sys, time
 from itertools import islice
 from pathlib import Path
 
@@ -147,17 +147,6 @@ def test_a_sample_before_any_batch_was_received_says_so():
         assert len(pipe.sample()) == 4
         with pytest.raises(NotEnoughRows):
             pipe.sample()
-
-
-def test_feedback_never_waits():
-    "Far more than a pipe holds, for a shard that is busy; all of it arrives"
-    pipe = sharded(looks=False, bs=40, ahead=8)
-    it = iter(pipe)
-    batch = next(it)
-    for i in range(4000):
-        batch.update_priorities(torch.full((40,), float(i)))
-    list(islice(it, 12))
-    pipe.close()
 
 
 @pytest.mark.slow
@@ -372,9 +361,8 @@ def test_a_shard_that_is_killed():
     assert stats['stale'] >= 40
 
 
-@pytest.mark.parametrize('gone', [False, True])
-def test_shards_on_disk_come_back_with_their_rows(tmp_path, gone):
-    "After a kill, and in another run; a lost directory, as with a node of Ray, is told"
+def test_shards_on_disk_come_back_with_their_rows(tmp_path):
+    "After a kill, and in another run"
 
     def chain():
         replay = GymStepper('CartPole-v1', seed=0).prioritized_replay(
@@ -389,16 +377,10 @@ def test_shards_on_disk_come_back_with_their_rows(tmp_path, gone):
         assert sorted(p.name for p in (tmp_path / 'm').iterdir()) == ['shard-0', 'shard-1']
         rows = [w['rows'] for w in pipe.stats()['workers']]
         assert min(rows) >= 18
-        if gone:
-            shutil.rmtree(tmp_path / 'm' / 'shard-1')
         os.kill(pid, signal.SIGKILL)
-        says = r'has lost \d+ rows: its path has none of them' if gone else 'restart 1 of 3; got'
-        with pytest.warns(RuntimeWarning, match=f'worker 1 of 2.*{says}'):
+        with pytest.warns(RuntimeWarning, match='worker 1 of 2.*restart 1 of 3; got'):
             list(islice(pipe, 12))
         stats = pipe.stats()
-        if gone:
-            assert rows[1] <= stats['lost'] <= rows[1] + 3
-            return
         assert stats['lost'] == 0
         assert stats['workers'][1]['rows'] >= rows[1]
     with chain() as again:

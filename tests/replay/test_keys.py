@@ -494,26 +494,3 @@ def test_a_mixture_keeps_the_weights_of_a_whole_memory(norm):
     batch = Mixture(replays, bs=4).sample()
     assert 49 not in batch.reward
     assert torch.allclose(batch.weight, torch.full((4,), 1 / 9 if norm == 'memory' else 1.0))
-
-
-def test_a_shard_whose_priorities_are_all_0_takes_no_draws():
-    "As long as others have some"
-    import pickle
-    from fastrl_replay.parallel.coordinator import Coordinator
-
-    def build():
-        return PrioritizedReplay(bs=4, max_sz=50, alpha=1.0, eps=0.0, seed=0)
-
-    shards = [build(), build()]
-    for r in shards:
-        r.add(rows(50))
-    shards[0].update_priorities(range(50), np.zeros(50))
-
-    def split():
-        coordinator = Coordinator('here', pickle.dumps(build()), [None] * 2)
-        coordinator.statuses = [r.totals() for r in shards]
-        return dict(coordinator.split(100))
-
-    assert split() == {1: 100}
-    shards[1].update_priorities(range(50), np.zeros(50))
-    assert {*split()} == {0, 1} and sum(split().values()) == 100
