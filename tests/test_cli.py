@@ -36,7 +36,6 @@ FILES = [
     'best.pt',
     'checkpoint.pt',
     'config.json',
-    'memory.json',
     'metrics.jsonl',
     'report.html',
     'returns.png',

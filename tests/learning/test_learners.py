@@ -189,22 +189,6 @@ def test_nothing_is_written_beside_the_table(place, wrong):
     assert learner.updates == 0
 
 
-def test_what_a_table_refuses():
-    "Spaces that are no numbers, actions that don't begin at 0, a checkpoint of another size"
-    with pytest.raises(TypeError, match='QTable: the observation space; got Box'):
-        QTable(WIDE, Discrete(3))
-    for actions in WIDE, Discrete(3, start=1), spaces.MultiDiscrete([3]):
-        with pytest.raises(TypeError, match='the action space; got .*; expected Discrete, from 0'):
-            QTable(Discrete(3), actions)
-    a, b = (QLearner([], QTable(Discrete(n), Discrete(3))) for n in (5, 6))
-    with pytest.raises(
-        ValueError,
-        match=r'QLearner.table: the checkpoint is of another model: table; '
-        r'got a tensor \[5, 3\] of float64; expected a tensor \[6, 3\]',
-    ):
-        b.load_state_dict(state_of(a))
-
-
 # ---- a network ----
 
 
@@ -639,23 +623,6 @@ def test_a_chain_with_a_table_goes_on_from_a_file():
     assert a.updates == b.updates
 
 
-@pytest.mark.parametrize('kind', CHAINS)
-def test_one_seed_one_result(kind):
-    "Numbers from the global generators change nothing; another seed gives other weights"
-
-    def run(seed):
-        pipe = CHAINS[kind](seed)
-        out = []
-        for record in islice(pipe, 25):
-            out.append(record)
-            torch.rand(3)
-            np.random.rand(2)
-        return out, weights(pipe.model)
-
-    assert same(run(3), run(3))
-    assert not same(run(3), run(4))
-
-
 @pytest.mark.parametrize('kind', ['dqn', 'r2d2'])
 def test_a_chain_pickles_whole(kind):
     "The policy's network is still the learner's; the target and the optimizer begin again"
@@ -747,27 +714,6 @@ def test_what_is_no_number_leaves_everything_untouched(spoil, optimizer):
     assert same(state_of(a), before)
     assert a.learn(Steps(rows)) == b.learn(Steps(rows))
     assert same(state_of(a), state_of(b))
-
-
-def test_a_schedule_that_is_no_number():
-    "Is refused before it reaches the weights"
-    learner = DQNLearner([], mlp(), lr=lambda k: nan if k else 1e-3)
-    learner.learn(Steps(fill(5)))
-    before = weights(learner.model)
-    with pytest.raises(ValueError, match='^DQNLearner: '):
-        learner.learn(Steps(fill(5)))
-    assert same(weights(learner.model), before)
-
-
-def test_sequences_that_are_no_numbers_change_no_priority():
-    replay = SequenceReplay(None, 1, 20, length=4, burn_in=0, overlap=0, seed=0)
-    replay.add(Steps(tale([8])))
-    learner, batch = R2D2Learner([], recurrent()), replay.sample()
-    batch.rows['reward'][0, 1] = nan
-    before = state_of(learner), state_of(replay)
-    with pytest.raises(ValueError, match='^R2D2Learner: update 0: loss'):
-        learner.learn(batch)
-    assert same((state_of(learner), state_of(replay)), before)
 
 
 def test_frozen_parameters_stay():
@@ -881,54 +827,6 @@ def test_an_action_that_the_model_does_not_have(action):
     assert same(weights(learner.model), before)
 
 
-def test_dqn_wants_a_batch_of_rows():
-    "It refuses a single row, rows in sequences, and no row"
-    rows = Steps(fill(6))
-    for batch in rows[0], Steps(rows.rows.reshape(2, 3)), rows[:0]:
-        with pytest.raises((TypeError, ValueError), match='^DQNLearner: a batch'):
-            DQNLearner([], mlp()).learn(batch)
-
-
-def test_what_r2d2_refuses():
-    "Networks of another size than stored states, batches of rows, n-step rows"
-    with pytest.raises(TypeError, match='R2D2Learner: a batch; got Steps'):
-        list(PrioritizedReplay([Steps(fill(9))], 2, 20).r2d2(recurrent()))
-    replay = SequenceReplay(None, 2, 50, length=3, burn_in=1, overlap=0, seed=0)
-    replay.add(Steps(tale([9, -9])))
-    with pytest.raises(RuntimeError, match='Expected hidden'):
-        R2D2Learner([], recurrent(size=7)).learn(replay.sample())
-    merged = (
-        NStep([Steps(tale([9, -9], hidden=False))], 2, 0.9)
-        .sequence_replay(1, 50, length=3, burn_in=0, overlap=0)
-        .r2d2(recurrent())
-    )
-    with pytest.raises(ValueError, match="^R2D2Learner: rows of several steps.*'discount'.*n=5"):
-        list(merged)
-
-
-@pytest.mark.parametrize(
-    'kw',
-    [
-        dict(target_every=0),
-        dict(target_every=1.5),
-        dict(tau=0.0),
-        dict(tau=1.1),
-        dict(lr=-1.0),
-        dict(gamma=nan),
-        dict(max_norm=-1.0),
-        dict(n=0),
-    ],
-    ids=str,
-)
-def test_settings_are_checked_early(kw):
-    "When the stage is made; a negative norm would turn every gradient around"
-    with pytest.raises((TypeError, ValueError)):
-        R2D2Learner([], recurrent(), **kw)
-    if 'n' not in kw:
-        with pytest.raises((TypeError, ValueError)):
-            DQNLearner([], mlp(), **kw)
-
-
 def test_the_targets_have_no_gradient():
     a, b = mlp(0), mlp(1)
     for double in True, False:
@@ -940,57 +838,6 @@ def test_the_targets_have_no_gradient():
 
 
 # ---- learners of several models, as a soft actor-critic and a delayed one are ----
-
-
-def test_a_compiled_model_loads_a_plain_one():
-    "The prefix that torch.compile adds is not in a checkpoint"
-
-    class Compiled(nn.Module):
-        def __init__(self, net):
-            super().__init__()
-            self._orig_mod = net
-
-        def forward(self, x):
-            return self._orig_mod(x)
-
-    a, b = DQNLearner([], mlp(0)), DQNLearner([], Compiled(mlp(1)))
-    for x, y in (a, b), (b, a):
-        x.learn(Steps(fill(5)))
-        y.load_state_dict(state_of(x))
-        assert x.learn(Steps(fill(5, seed=1))) == y.learn(Steps(fill(5, seed=1)))
-
-
-@pytest.mark.parametrize(
-    'space',
-    [Box(-1, 1, ()), spaces.MultiDiscrete([2, 3]), spaces.Dict(arm=Discrete(2))],
-    ids=lambda x: type(x).__name__,
-)
-def test_actions_that_have_no_values(space):
-    "A network and a table need one whole number for each row"
-    with pytest.raises(ValueError, match='column .action.; got|got shape .*expected .*actions'):
-        DQNLearner([], mlp()).learn(Steps(np.zeros(4, step_dtype(WIDE, space))))
-    with pytest.raises(ValueError, match="column 'action'; got .*; expected one whole number"):
-        table = QTable(Discrete(5), Discrete(3))
-        QLearner([], table).learn(Steps(np.zeros(4, step_dtype(Discrete(5), space))))
-
-
-@pytest.mark.parametrize('states', [np.zeros(4, 'f4'), 3, dict(a=3)], ids=repr)
-def test_a_policy_names_states_that_are_no_tensors(states):
-    "An environment without the stepper gives them"
-    with pytest.raises(TypeError, match='^EpsGreedy: states; got .*Remedy: .*torch.as_tensor'):
-        EpsGreedy(QTable(Discrete(5), Discrete(2)))(states)
-
-
-def test_a_table_names_states_that_it_does_not_have():
-    "It gives neither numpy's IndexError nor the values of another state"
-    table = QTable(Discrete(3, start=2), Discrete(2))
-    table.values[:] = [[1, 2], [3, 4], [5, 6]]
-    assert table(torch.tensor([4, 2])).tolist() == [[5, 6], [1, 2]]
-    for wrong in [1], [5], [2, -1]:
-        with pytest.raises(ValueError, match='^QTable: states; got .*; expected 2 to 4'):
-            table(torch.tensor(wrong))
-    with pytest.raises(IndexError):
-        table(torch.full((2,), 2.0))
 
 
 def test_an_error_above_comes_through():
