@@ -943,8 +943,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                               'fastrl_replay/learning/continuous.py'),
                                                    'fastrl_replay.learning.continuous.actor_net': ( 'learning/continuous.html#actor_net',
                                                                                                     'fastrl_replay/learning/continuous.py'),
-                                                   'fastrl_replay.learning.continuous.check_rows': ( 'learning/continuous.html#check_rows',
-                                                                                                     'fastrl_replay/learning/continuous.py'),
                                                    'fastrl_replay.learning.continuous.squashed': ( 'learning/continuous.html#squashed',
                                                                                                    'fastrl_replay/learning/continuous.py')},
             'fastrl_replay.learning.dqn': { 'fastrl_replay.learning.dqn.DQNBuilder': ( 'learning/dqn.html#dqnbuilder',

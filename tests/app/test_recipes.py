@@ -920,15 +920,6 @@ def test_more_steps_and_a_rate_that_ends(tmp_path):
     assert read_config(tmp_path / 'r')['settings']['steps'] == 500
 
 
-def test_two_at_once_in_one_directory(tmp_path):
-    "The second is refused: together they would mix their lines and checkpoints"
-    stop(tiny(tmp_path / 'r'), 150)
-    one = resume(tmp_path / 'r')
-    with pytest.raises(SettingsError, match='another process'):
-        resume(tmp_path / 'r')
-    assert one.train()
-
-
 def test_a_second_ctrl_c_breaks_off_and_the_checkpoint_stays(whole, tmp_path, capfd):
     """The first Ctrl-C asks, the second raises at once.
 
