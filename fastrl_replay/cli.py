@@ -45,7 +45,7 @@ OPTIONS = dict(  # of all commands
     steps=dict(
         type=_count, help='environment steps in all (schedules that end with them are stretched)'
     ),
-    seed=dict(type=_seed, help='of everything that is random'),
+    seed=dict(type=_seed, help='of everything that is random; for eval of its environments'),
     out=dict(
         _DIR,
         help='where to leave the run (default: runs/RECIPE-seedS, '
@@ -61,7 +61,7 @@ OPTIONS = dict(  # of all commands
         nargs='+',
         action='extend',
         default=[],
-        help='change settings, of two for one the last counts; '
+        help='change settings, of two for one the last counts; for eval only device; '
         '`fastrl-replay recipes NAME` shows them',
     ),
     memory=dict(
@@ -106,7 +106,7 @@ OPTIONS.update(
 )
 
 # %% ../nbs/cli.ipynb #f0c70031
-COMMANDS = dict(  # what it does, what it is about, options, and what these mean here
+COMMANDS = dict(  # what it does, what it is about, options
     train=(
         'Train a recipe, or continue a run; as one of several learners if torchrun has started it',
         dict(
@@ -117,34 +117,26 @@ COMMANDS = dict(  # what it does, what it is about, options, and what these mean
         ),
         '''env steps seed out settings set memory data resume trust tensorboard workers shards
         engine address''',
-        {},
     ),
     recipes=(
         'List the recipes, or show the settings of one',
         dict(dest='recipe', nargs='?', metavar='RECIPE', help='show all settings of this one'),
         'settings',
-        {},
     ),
     eval=(
         'Play episodes without exploring, with what a run has learned',
         dict(dest='dir', metavar='DIR', help="a run's directory"),
         'best record episodes seed trust set',
-        dict(
-            seed="of the environments (default: those of the run's own evaluations)",
-            set='device=… says where the network is',
-        ),
     ),
     compare=(
         'Draw the returns of finished runs in one plot, and print a table of their results',
         dict(dest='dirs', nargs='+', type=_directory, metavar='RUN', help='directories of runs'),
         'plot',
-        {},
     ),
     memory=(
         'Print what is in a memory on disk, including while another process writes it',
         dict(dest='dir', metavar='DIR', help='where the memory lies'),
         'html',
-        {},
     ),
     watch=(
         'Show on a page how runs go and what memories hold, while they are written',
@@ -155,7 +147,6 @@ COMMANDS = dict(  # what it does, what it is about, options, and what these mean
             help='of runs, of memories, or one with several runs in it',
         ),
         'port open',
-        {},
     ),
 )
 
@@ -193,12 +184,11 @@ def _parser():
     )
     p.add_argument('--version', action='version', version=f'fastrl-replay {__version__}')
     commands = p.add_subparsers(dest='command', metavar='COMMAND')
-    for name, (does, of, options, helps) in COMMANDS.items():
+    for name, (does, about, options) in COMMANDS.items():
         c = commands.add_parser(name, help=does, description=does)
-        if of:
-            c.add_argument(of['dest'], **{k: v for k, v in of.items() if k != 'dest'})
-        for o in options.split():
-            c.add_argument(f'--{o}', **{**OPTIONS[o], **({'help': helps[o]} if o in helps else {})})
+        c.add_argument(**about)
+        for option in options.split():
+            c.add_argument(f'--{option}', **OPTIONS[option])
     return p
 
 # %% ../nbs/cli.ipynb #d6fb0171

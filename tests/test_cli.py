@@ -1,6 +1,6 @@
 """The command fastrl-replay, by hand or script: what it prints, leaves, survives and repeats."""
 
-import io, json, multiprocessing, os, re, shutil, signal, subprocess, sys, time
+import json, multiprocessing, os, re, signal, subprocess, sys, time
 
 import numpy as np, pytest
 
@@ -9,7 +9,7 @@ from fastrl_replay.app import commands
 from fastrl_replay.app.recipe_settings import recipe, recipes
 from fastrl_replay.app.recipes import Agent, evaluate
 from fastrl_replay.app.run_files import read_metrics
-from fastrl_replay.app.runs import resume, start
+from fastrl_replay.app.runs import start
 from fastrl_replay.app.saved_policies import load_checkpoint
 from fastrl_replay.cli import main
 from fastrl_replay.pipe import upstream
@@ -36,7 +36,6 @@ FILES = [
     'best.pt',
     'checkpoint.pt',
     'config.json',
-    'memory.json',
     'metrics.jsonl',
     'report.html',
     'returns.png',
@@ -208,16 +207,6 @@ def test_ctrl_c_ends_a_shells_loop(terminal, status, monkeypatch):
     assert p.exitcode == status
 
 
-def test_a_run_that_is_longer_in_two_goes(trained, tmp_path):
-    "--steps can be raised when a run is resumed"
-    out = shutil.copytree(trained.out, tmp_path / 'r')
-    with pytest.raises(SettingsError, match='more --steps'):
-        resume(out)
-    again = resume(out, 900)
-    assert again.train()['env_steps'] == 900
-    assert len(again.agent.journal.returns) > len(trained.agent.journal.returns)
-
-
 # ---- words ----
 
 
@@ -239,11 +228,6 @@ assert not {'torch', 'numba'} & {*sys.modules}"""
     assert r.returncode == 0 and "did you mean 'train'" in r.stderr, r.stderr
 
 
-def test_typed_alone_it_tells_what_to_type(capsys):
-    "A newcomer's first line"
-    assert 'fastrl-replay train cartpole' in here(capsys)
-
-
 def test_every_setting_has_its_comment_and_every_recipe_builds():
     "Each recipe has its words, can be built, and gets first rows from its environments"
     for r in recipes().values():
@@ -255,16 +239,6 @@ def test_every_setting_has_its_comment_and_every_recipe_builds():
         while (above := upstream(pipe)) is not None:
             pipe = above
         assert len(next(iter(pipe))) == r.settings['envs'] * agent.agents, r.name
-
-
-def test_a_bar_in_a_terminal(trained):
-    "It has the numbers of a line"
-    file = io.StringIO()
-    bar = commands.Bar(trained, file, terminal=True)
-    bar.report(read_metrics(trained.out)[1])
-    bar.bar.refresh()
-    bar.close()
-    assert 'ε' in file.getvalue() and 'memory' in file.getvalue() and '\r' in file.getvalue()
 
 
 def test_tensorboard(tmp_path, capsys):

@@ -12,15 +12,8 @@ from textwrap import fill
 import numpy as np
 from tqdm.auto import tqdm
 from ..steps.files import write_whole
-from fastrl_replay.learning.settings import (
-    SettingsError,
-    as_value,
-    nearest,
-    recipe_list,
-    setting_text,
-)
+from ..learning.settings import SettingsError, as_value, nearest, setting_text
 from ..learning.evaluation import decimals
-from ..learning.registry import recorded
 from .recipe_settings import recipe, recipes
 from .recipes import memory_path, play_episodes
 from .run_files import read_config, read_json, read_metrics, run_title
@@ -35,9 +28,8 @@ from fastrl_replay.app.runs import (
     resume,
     start,
 )
-from .saved_policies import load_checkpoint
 from ..look.page import page_path
-from ..look.run_sample import smooth
+from ..look.run_sample import column
 from ..look.sample import chart, memory_sample
 from ..look.show import charts_png
 from .offline import open_memory
@@ -143,7 +135,7 @@ class TensorBoard:
 # %% ../../nbs/app/commands.ipynb #b982288c
 def _in_a_line(run):
     "The run's directory, as it is typed after eval and --resume"
-    return shlex.quote(str(run.out)) + ' --trust' * bool(outside(run.settings))
+    return shlex.quote(str(run.out)) + ' --trust' * bool(outside(run.settings, run.out))
 
 # %% ../../nbs/app/commands.ipynb #a83f2407
 def _result(run, s):
@@ -231,7 +223,7 @@ def _begun(args, ranks):
         )
     new = recipe(args.recipe, args.settings, **given)
     if ranks is not None and os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') != '0':
-        begun = ranks.gather(str(begun_by_launcher(new, args.out) or '') if ranks.leads else '')[0]
+        begun = ranks.gather(str(begun_by_launcher(args.out) or '') if ranks.leads else '')[0]
         if begun:
             return resume(begun, trust=True, ranks=ranks)
     return start(new, args.out, ranks)
@@ -266,18 +258,14 @@ def _resumed(args, ranks=None):
         'only --steps can be raised, --set device=… moves the network, '
         '--memory says where its memory is now'
     )
-    for what in 'out', 'settings':
+    for what in 'recipe', 'out', 'settings':
         if getattr(args, what) is not None:
-            raise SettingsError('train', f'--{what} with --resume', remedy=remedy)
-    began = read_config(args.resume)
-    if args.recipe not in (None, began['recipe']):
-        raise SettingsError(
-            'train', f'the run in {args.resume} is of another recipe', args.recipe, began['recipe']
-        )
+            raise SettingsError('train', f'{what} with --resume', remedy=remedy)
+    began = read_config(args.resume)['settings']
     again = {k: as_value(str(v)) for k, v in changes(args).items()}
     new = [again.pop(k, None) for k in ('steps', 'device', 'memory_path')]
     for key, value in again.items():
-        was = setting_text(began['settings'].get(key))
+        was = setting_text(began.get(key))
         if setting_text(value) != was:
             raise SettingsError(
                 'train', f'{key} = {setting_text(value)} with --resume', expected=was, remedy=remedy
@@ -293,7 +281,10 @@ def show_recipes(args):
         nearest('recipes', 'recipe', args.recipe, all)
         print(all[args.recipe].text())
     else:
-        print(recipe_list((r.name, r.about) for r in all.values()))
+        for r in all.values():
+            print(f'{r.name:16} {r.about}')
+        print('\nfastrl-replay recipes NAME    shows its settings')
+        print('fastrl-replay train NAME      trains it')
 
 
 def play(args):
@@ -335,9 +326,9 @@ def watch(args):
 
 # %% ../../nbs/app/commands.ipynb #db0312ca
 def _outcome(out):
-    "Return the summary of a run and its curve: at most 400 points"
+    "Return the summary of a run that has ended, and its curve"
     number = (int, float)
-    config = read_config(out)
+    read_config(out)  # an error if it is no run
     if not (out / 'summary.json').exists():
         raise SettingsError(
             'compare',
@@ -349,31 +340,11 @@ def _outcome(out):
         out / 'summary.json',
         dict(final_return=number, wall_s=number, env_steps=int, solved_at_step=(int, type(None))),
     )
-    if recorded(config['settings']):  # it has no episodes
-        evals = {m['env_steps']: m['eval_return'] for m in read_metrics(out) if 'eval_return' in m}
-        return dict(**s, by='updates', x=[*evals], y=[*evals.values()])
-    ends, returns = _episodes(out / 'checkpoint.pt')
-    by = 'episodes' if 'episodes' in config['settings'] else 'environment steps'
-    x = np.arange(1, len(returns) + 1) if by == 'episodes' else ends
-    grid = np.linspace(0, x[-1], min(400, len(x))).round() if len(x) else x
-    y = np.interp(grid, x, smooth(returns)) if len(x) else x
-    return dict(**s, by=by, x=grid.tolist(), y=y.tolist())
-
-
-def _episodes(path):
-    "The steps at which episodes ended, and their returns, from a checkpoint"
-    try:
-        j = load_checkpoint(path)['agent']['pipe']
-        while j['stage'] not in ('Journal', 'Collected', 'Rounds'):
-            j = j['above']
-        ends = j['own']['ends'].numpy()
-        returns = j['own']['returns'].numpy()
-        if ends.shape == returns.shape == (len(ends),):
-            return ends, returns
-        what = 'ends and returns of episodes differ in number'
-    except (TypeError, LookupError, AttributeError) as e:
-        what = f'{type(e).__name__}: {e}'
-    raise SettingsError('compare', f'{path} belongs to no run', what)
+    lines = read_metrics(out)
+    x, y = column(lines, 'return_mean')
+    if not x:  # a run from recorded rows has evaluations only
+        x, y = column(lines, 'eval_return')
+    return dict(**s, by='environment steps', x=x, y=y)
 
 # %% ../../nbs/app/commands.ipynb #148596d4
 def table(

@@ -111,15 +111,6 @@ def _making(setting, text):
         yield
     except Explained:
         raise
-    except gym.error.UnregisteredEnv:
-        name = text.partition('(')[0]
-        near = did_you_mean(name.rpartition(':')[2], gym.registry)
-        raise SettingsError(
-            'recipe',
-            f'setting {setting!r}: there is no environment {name!r}{near}',
-            expected='an id that gymnasium knows, such as CartPole-v1, '
-            'or one of yours, such as my_module:Maze-v0',
-        ) from None
     except Exception as e:
         said = ' '.join(f'{type(e).__name__}: {e}'.split())
         raise SettingsError('recipe', f"setting {setting!r}: {text} can't be made", said) from e
@@ -163,31 +154,18 @@ def _named(call, more):
 
 def _of_agents(name, kwargs):
     try:
-        from pettingzoo import make, parallel_registry as known  # an extra
+        from pettingzoo import make  # an extra
     except ImportError as e:
         raise not_installed('recipe', f"setting 'env': {name}", 'pettingzoo', SettingsError) from e
-    if name not in known:
-        raise SettingsError(
-            'recipe',
-            f"setting 'env': PettingZoo has no environment {name!r}{did_you_mean(name, known)}",
-            expected='one whose agents act at the same time, such as pettingzoo/sisl/pursuit-v5',
-        )
     return Agents(make('parallel', name, **kwargs))
 
 
 def _wrapper(call):
-    name = call.name
     if call.module:
-        return getattr(importlib.import_module(call.module), name)
-    known = {**WRAPPERS, **dict.fromkeys(gym.wrappers.__all__)}
-    if name not in known:
-        raise SettingsError(
-            'recipe',
-            f"setting 'wrappers': there is no wrapper {name!r}{did_you_mean(name, known)}",
-            expected="gymnasium's or ours, such as TimeLimit, atari, "
-            'or one of yours, such as my_module:Scale',
-        )
-    return known[name] or getattr(gym.wrappers, name)
+        return getattr(importlib.import_module(call.module), call.name)
+    if call.name in WRAPPERS:
+        return WRAPPERS[call.name]
+    return getattr(gym.wrappers, call.name)
 
 # %% ../../nbs/app/named_envs.ipynb #ae15dfb6
 def named_store(

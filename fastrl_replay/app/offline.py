@@ -6,7 +6,6 @@
 __all__ = ['open_memory', 'recorded_rows', 'check_recorded', 'Offline']
 
 # %% ../../nbs/app/offline.ipynb #ae585157
-import os
 from itertools import chain
 from pathlib import Path
 from ..steps.row_dtypes import MASK, SUCCESS
@@ -46,24 +45,17 @@ def open_memory(
             f'no row was ever added to a memory in {path}',
             remedy='wait until its first row is there, or name another directory',
         )
-    settings = dict(meta['store']) if isinstance(meta.get('store'), dict) else {}
-    kind = settings.pop('kind', None)
-    if type(kind) is not str or kind not in STORES:
+    try:
+        settings = dict(meta['store'])
+        store = STORES[settings.pop('kind')](**settings, path=str(path), mode='r')
+    except (Explained, LookupError, TypeError, ValueError) as e:
         raise StateError(
             'memory',
             f'{path}/meta.json: store',
-            kind,
-            f'one of {", ".join(STORES)}',
+            f'{type(e).__name__}: {e}',
+            f'one of {", ".join(STORES)}, with its settings',
             'import the module of that store',
-        )
-    if {'path', 'mode'} & settings.keys():
-        raise StateError(
-            'memory', f'{path}/meta.json: store', settings, 'settings without a place'
-        )  # which both would name then, in an error that Python 3.11 sometimes garbles
-    try:
-        store = STORES[kind](**settings, path=str(path), mode='r')
-    except (Explained, TypeError) as e:
-        raise StateError('memory', f'{path}/meta.json: store', e) from None
+        ) from None
     memory = Timeline(2**31 - 1, store, 'memory')
     len(memory)  # from now on it is open, or there was an error
     return memory
@@ -144,14 +136,6 @@ class Offline(Journal):
                 'its source',
                 type(source).__name__,
                 'a replay without a source, such as ExperienceReplay(bs=64)',
-            )
-        if not isinstance(data, (str, os.PathLike)) and not is_minari(data):
-            raise ArgumentTypeError(
-                'Offline',
-                'data',
-                type(data).__name__,
-                'a path, minari:NAME, or a data set of Minari',
-                'replay.add(block) for blocks of rows',
             )
         super().__init__(source, max_steps)
         self.data = data

@@ -56,17 +56,17 @@ def coerce_setting(
     )
 
 # %% ../../nbs/app/recipe_settings.ipynb #d06045dd
-def _changed(base, name, settings, new, strict):
+def _changed(base, new, strict):
     "Return a recipe with changed settings; `strict`: only with settings that something reads"
-    builder = LEARNERS.get(settings.get('learner', base.settings.get('learner')))
-    alone = builder.settings if builder else {}  # settings of this learner alone
-    all = {k: v for k, (v, _) in alone.items()} | base.settings
+    learner = LEARNERS.get(new.settings.get('learner', base.settings.get('learner')))
+    alone = learner.settings if learner else {}  # settings of this learner alone
+    settings = {k: v for k, (v, _) in alone.items()} | base.settings
     comments = {k: c for k, (_, c) in alone.items()} | base.comments | new.comments
-    for k, v in settings.items():
+    for k, v in new.settings.items():
         if strict:
-            nearest(f'recipe {name!r}', 'setting', k, all)
-        all[k] = coerce_setting(name, k, v, all[k]) if k in all else v
-    return Recipe(name, new.about or base.about, all, comments)
+            nearest(f'recipe {new.name!r}', 'setting', k, settings)
+        settings[k] = coerce_setting(new.name, k, v, settings[k]) if k in settings else v
+    return Recipe(new.name, new.about or base.about, settings, comments)
 
 
 def resolved(
@@ -76,29 +76,26 @@ def resolved(
     "Return recipes with all that those they are `like` have, and with the user's changes"
     mine = {name: r for name, r in (mine or {}).items() if _is_recipe(name, r, ours)}
 
-    def get(name, with_mine, path):
-        if (name, with_mine) in path:
-            names = [*(n for n, _ in path), name]
-            raise SettingsError(f'recipe {name!r}', '`like` leads back to it', ' → '.join(names))
-        path = [*path, (name, with_mine)]
-        changed = with_mine and name in mine
-        new = mine[name] if changed else ours[name]
-        settings = dict(new.settings)
-        like = settings.pop('like', None)
-        base = Recipe(name, '', {}, {})
-        if changed and name in ours and like in (None, ours[name].settings.get('like')):
-            base = get(name, False, path)
-        elif like is not None:
-            nearest(f'recipe {name!r}', 'recipe to be like', like, {**ours, **mine})
-            base = get(like, True, path)
-        return _changed(base, name, settings, new, changed)
+    def get(name, path):
+        if name in path:
+            names = ' → '.join([*path, name])
+            raise SettingsError(f'recipe {name!r}', '`like` leads back to it', names)
+        sections = [(found[name], found is mine) for found in (ours, mine) if name in found]
+        likes = [section.like for section, _ in sections if section.like is not None]
+        found = Recipe(name)
+        if likes:
+            nearest(f'recipe {name!r}', 'recipe to be like', likes[-1], {**ours, **mine})
+            found = get(likes[-1], [*path, name])
+        for section, strict in sections:
+            found = _changed(found, section, strict)
+        return found
 
-    return {name: get(name, True, []) for name in {**ours, **mine}}
+    return {name: get(name, []) for name in {**ours, **mine}}
 
 
 def _is_recipe(name, section, ours):
     "Return whether a section is a recipe; other programs have a settings.ini, too"
-    if name in ours or 'like' in section.settings:
+    if name in ours or section.like is not None:
         return True
     if 'learner' not in section.settings and not did_you_mean(name, ours, 0.8):
         return False
@@ -114,12 +111,9 @@ def recipes(
 ) -> dict:  # name → Recipe
     "All training recipes"
     path = Path(file or 'settings.ini')
-    if path.is_file():
-        remedy = None if file else f'fix {path.absolute()}, or read another file: --settings FILE'
-        return resolved(shipped(), sections_in(path, remedy))
-    if file:
+    if file and not path.is_file():
         raise SettingsError('settings', 'no such file', path)
-    return resolved(shipped())
+    return resolved(shipped(), sections_in(path) if path.is_file() else {})
 
 # %% ../../nbs/app/recipe_settings.ipynb #1de5bd91
 def recipe(
@@ -132,5 +126,5 @@ def recipe(
     all = recipes(file)
     nearest('recipes', 'recipe', name, all)
     values = {k: as_value(v) if isinstance(v, str) else v for k, v in changes.items()}
-    new = _changed(all[name], name, values, all[name], True)
+    new = _changed(all[name], Recipe(name, settings=values), True)
     return replace(new, changed=tuple(changes))

@@ -4,18 +4,16 @@
 
 # %% auto #0
 __all__ = ['CLIPS', 'MISFITS', 'INF', 'RANGES', 'make_env', 'step_env', 'memory_path', 'memory_dirs', 'spare_rows', 'of_rank',
-           'Watched', 'Agent', 'chosen_device', 'with_actors', 'check_saved', 'play_episodes', 'made_columns']
+           'Watched', 'Agent', 'with_actors', 'check_saved', 'play_episodes']
 
 # %% ../../nbs/app/recipes.ipynb #8d9d888e
-import shlex
 from functools import partial
 from pathlib import Path
 from weakref import ref
 import gymnasium as gym, numpy as np, torch
-from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from ..learning.settings import SettingsError, nearest, setting_text, shipped
-from ..steps.row_dtypes import MASK, SUCCESS, differing_columns, row_places, saved_dtype
+from ..steps.row_dtypes import MASK, SUCCESS
 from ..envs.checks import as_float32
 from ..envs.stepper import GymStepper
 from ..learning.evaluation import evaluate, play
@@ -25,7 +23,7 @@ from ..stages.normalisation import RewardNorm, ScaleRewards, StateNorm, UpdateNo
 from ..learning.learners import LEARNERS
 from ..learning.registry import NORMS, recorded, setting
 from ..steps.machine import device_of
-from ..memory.directory import check_path, read_meta
+from ..memory.directory import read_meta
 from .named_envs import named_env, named_info, named_store
 from .offline import Offline, open_memory as memory_in
 from fastrl_replay.parallel.engines import (
@@ -88,13 +86,9 @@ def memory_dirs(
     n = s.get('shards', 0)
     if not path:
         return []
-    if n > 4096:
-        raise SettingsError('recipe', "setting 'shards'", n, 'at most 4096')
-    dirs = [Path(path) / f'shard-{i}' for i in range(n)] if n > 1 else [Path(path)]
-    for folder in dirs:
-        if n > 1 and folder.is_symlink():
-            raise SettingsError('recipe', f'{folder} is a symbolic link', expected='a directory')
-    return dirs
+    if n > 1:
+        return [Path(path) / f'shard-{i}' for i in range(n)]
+    return [Path(path)]
 
 
 def spare_rows(
@@ -119,23 +113,6 @@ def _seen_spaces(s, env):
     single = 'single_' if isinstance(env, VectorEnv) else ''
     seen, action = (getattr(env, f'{single}{k}_space') for k in ('observation', 'action'))
     return as_float32(seen) if s.get('float32') else seen, action
-
-
-def _model(s, observations, actions):
-    "The model of a recipe; an error if its learner can't take these spaces"
-    try:
-        return LEARNERS[s['learner']].model(s, observations, actions)
-    except (ValueError, TypeError) as e:
-        others = {spaces.Discrete: 'dqn', spaces.Box: 'sac'}
-        other = others.get(type(actions), s['learner'])
-        if isinstance(e, SettingsError) or other == s['learner']:
-            raise
-        raise SettingsError(
-            'recipe',
-            f"setting 'env': learner = {s['learner']} can't learn in {s['env']}",
-            ' '.join(str(e).partition('. Remedy: ')[0].split()),
-            remedy=f'fastrl-replay train {other} --env {shlex.quote(s["env"])}',
-        ) from e
 
 # %% ../../nbs/app/recipes.ipynb #1b624e60
 def of_rank(
@@ -220,7 +197,9 @@ class Agent:
         try:
             _check(settings)
             if 'device' in settings:
-                device = chosen_device(settings['device'], self.ranks)
+                device = device_of('setting', settings['device']) or 'cpu'
+                if device == 'cuda' and self.ranks.size > 1:  # each has a different GPU
+                    device = f'cuda:{self.ranks.local % torch.cuda.device_count()}'
                 self.settings = {**settings, 'device': device}
             self._build(self.settings, of_rank(self.settings), spaces)
         except (SettingsError, RankError):
@@ -248,7 +227,7 @@ class Agent:
         self.solved = s.get('solved', 'threshold')
         if self.solved == 'threshold':
             self.solved = getattr(env.spec, 'reward_threshold', None)
-        self.model = _model(s, *self.spaces)
+        self.model = builder.model(s, *self.spaces)
         env.close()  # it was made to be looked at
         n = s['envs'] * self.agents  # rows of a step
         me = ref(self)  # no circle, or what is open on disk would stay so
@@ -389,56 +368,31 @@ class Agent:
         )
 
     def open_memory(self) -> int:  # how many rows are there
-        """Open a memory on disk, or read recorded rows; raise if the memory doesn't fit.
+        """Open a memory on disk, or read recorded rows.
 
         This comes before anything else, so that no other process writes the memory."""
         if recorded(self.settings):
             return self.journal.fill()
         dirs = memory_dirs(self.settings)
-        if len(dirs) > 1:
-            _check_shards(memory_path(self.settings), len(dirs))
-        there = [(path, meta) for path in dirs if (meta := read_meta(path, 'recipe'))]
-        made = made_columns(self.settings) if there else None
-        for path, meta in there:
-            for name, (was, new) in differing_columns(saved_dtype(meta['columns']), made).items():
-                raise SettingsError(
-                    'recipe',
-                    f'the memory in {path} has rows of another kind: column {name!r}',
-                    was or 'none',
-                    new or 'none',
-                    'another directory',
-                )
-        # only now is anything changed there
-        if self.shards is None:
+        if not dirs or self.shards is None:
             return len(self.memory.memory) if dirs else 0
-        for path, _ in there:
-            check_path(path, 'a', 'recipe')  # each shard will open its own
-        return sum(len(memory_in(path)) for path, _ in there)
+        path = Path(memory_path(self.settings))
+        found = len([*path.glob('shard-*')]) or int((path / 'meta.json').exists())
+        if found not in (0, len(dirs)):
+            raise SettingsError(
+                'recipe',
+                f"setting 'shards': the memory in {path} is of another number",
+                len(dirs),
+                found,
+                'as many shards, or another directory',
+            )
+        # each shard will open its own
+        return sum(len(memory_in(folder)) for folder in dirs if read_meta(folder, 'recipe'))
 
     def close_memory(self):
         "Let other processes write to a memory on disk"
         if self.memory is not None:
             self.memory.memory.close()
-
-# %% ../../nbs/app/recipes.ipynb #e11e52fe
-def chosen_device(
-    device: str,  # the setting
-    ranks,  # each has a different GPU
-) -> str:  # of a device that is there
-    "Where the networks of a recipe are; for `auto` on the GPU, if there is one"
-    try:
-        found = device_of('recipe', device) or 'cpu'
-    except (ValueError, TypeError):
-        raise SettingsError(
-            'recipe',
-            "setting 'device'",
-            repr(device),
-            f'cpu, or a device that torch has here; it finds {torch.cuda.device_count()} GPUs',
-            '--set device=cpu, or device=auto for a GPU if there is one',
-        ) from None
-    if found == 'cuda' and ranks.size > 1:
-        return f'cuda:{ranks.local % torch.cuda.device_count()}'
-    return found
 
 # %% ../../nbs/app/recipes.ipynb #1bb8da2b
 def _check(s):
@@ -447,13 +401,6 @@ def _check(s):
     builder = LEARNERS[s['learner']]
     nearest('recipe', 'memory', s['memory'], builder.memories)
     nearest('recipe', 'way to clip', s.get('clip', 'rounding'), CLIPS)
-    needed = builder.memories[s['memory']]
-    if not s.keys() >= set(needed):
-        raise SettingsError(
-            'recipe',
-            f"memory = {s['memory']} needs settings that this recipe doesn't have",
-            expected=', '.join(needed),
-        )
     if s['memory'] == 'none':
         _only(s, 'with memory = none, which keeps nothing', memory_path='none')
     if recorded(s):
@@ -624,30 +571,3 @@ def play_episodes(
 @evaluate.register
 def _(agent: Agent, episodes: int = 20, seed: int = 0, record=None):
     return play_episodes(agent, episodes, seed, record)[0]
-
-# %% ../../nbs/app/recipes.ipynb #9e47e5ef
-def made_columns(
-    s: dict,  # settings
-) -> np.dtype:  # of the rows that come into memory
-    "What rows a recipe keeps, by making some"
-    before = generators()
-    try:
-        agent = Agent({**s, 'memory_path': 'none', 'train_every': 1, 'workers': 0, 'shards': 0})
-        rows = agent.memory.view.stored(next(iter(agent.memory.source))).rows
-        agent.pipe.close()
-    finally:
-        set_generators(before)
-    return row_places('recipe', rows.dtype, {})[0]
-
-# %% ../../nbs/app/recipes.ipynb #87c5ef4e
-def _check_shards(path, n):
-    "Raise where there is a memory of another number of shards"
-    found = len([*Path(path).glob('shard-*')]) or int((Path(path) / 'meta.json').exists())
-    if found not in (0, n):
-        raise SettingsError(
-            'recipe',
-            f"setting 'shards': the memory in {path} is of another number",
-            n,
-            found,
-            f'--shards {found if found > 1 else 0}, or another directory',
-        )

@@ -7,11 +7,12 @@ __all__ = ['lock_dir', 'Run', 'eval_seed', 'Silent', 'start', 'launcher', 'begun
            'interruptible']
 
 # %% ../../nbs/app/runs.ipynb #fb248db8
-import json, os, platform, re, shlex, shutil, signal, threading, uuid, warnings
+import json, os, platform, shlex, signal, threading, warnings
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
+from itertools import count
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 from weakref import proxy
 import gymnasium as gym, numpy as np, torch
 from .. import __version__
@@ -19,46 +20,22 @@ from ..pipe import as_worker
 from ..steps.errors import Explained
 from ..steps.files import left_over, lock_file, write_whole
 from .named_envs import reaches_outside, read_calls
+from ..learning.checkpoints import load_part
 from ..learning.settings import SettingsError
-from fastrl_replay.steps.states import (
-    Misfit,
-    anything,
-    checked,
-    described,
-    dict_of,
-    integer,
-    listed,
-    maybe,
-    row,
-)
-from fastrl_replay.app.recipes import (
-    MISFITS,
-    Agent,
-    check_saved,
-    memory_dirs,
-    memory_path,
-    play_episodes,
-)
-from fastrl_replay.app.run_files import (
-    facts_of,
-    owns_memory,
-    read_config,
-    read_metrics,
-    run_of,
-    run_title,
-)
+from ..steps.states import Misfit, checked, described, dict_of, integer, row
+from .recipes import MISFITS, Agent, check_saved, memory_path, play_episodes
+from .run_files import facts_of, read_config, read_json, read_metrics, run_title
 from fastrl_replay.app.saved_policies import (
     check_model,
     checkpoint_bytes,
     load_checkpoint,
-    load_model,
     policy_in,
     policy_state,
 )
 from ..learning.registry import recorded
 from ..look.page import page_html
-from ..look.run_sample import outcome_charts, run_sample
-from ..look.sample import json_text, samples_of
+from ..look.run_sample import column, outcome_charts, run_sample
+from ..look.sample import samples_of
 from ..look.show import charts_png
 
 # %% ../../nbs/app/runs.ipynb #c0c5344f
@@ -66,7 +43,6 @@ _OURS = (
     'best.pt',
     'checkpoint.pt',
     'config.json',
-    'memory.json',
     'metrics.jsonl',
     'report.html',
     'returns.png',
@@ -84,12 +60,7 @@ def lock_dir(
         return  # directories can't be opened
     directory = os.open(out, os.O_RDONLY)
     try:
-        held = lock_file(directory, out) is False
-        # `is_locked` holds it for an instant
-        if held:
-            sleep(0.05)
-            held = lock_file(directory, out) is False
-        if held:
+        if lock_file(directory, out) is False:
             raise SettingsError(
                 'run',
                 'another process uses this directory',
@@ -107,28 +78,14 @@ def _float(x):  # a form; NaN will do, too: an environment may give it
     raise Misfit(described(x), 'a float')
 
 
-def _pair(x):
-    return tuple(row(integer(), _float)(x))  # a form: a step, and a number
-
-
-def _best(x):  # a form
-    _float(dict_of(anything)(x).get('eval_return'))
-    return x
-
-
 _KEPT = dict(  # what a checkpoint holds beside the agent, each with its form
-    wall=_float,
-    evals=listed(_pair),
-    successes=listed(_pair),
-    solved=maybe(integer()),
-    best=maybe(_best),
-    last=dict.fromkeys(('report', 'eval', 'save'), integer()),
-    sums=dict_of(_float),
-    counts=dict_of(integer()),
+    saves=integer(),
+    sums=dict_of(row(_float, integer())),
     ended=integer(),
-    reported=_pair,
+    reported=row(integer(), _float),
     spent=dict_of(_float),
 )
+_BEST = dict(eval_return=_float, env_steps=integer())  # of best.pt, beside the policy
 
 # %% ../../nbs/app/runs.ipynb #497d51b0
 class Run:
@@ -150,53 +107,47 @@ class Run:
         # `leads`: does this one write what happens?
         self.ranks, self.leads = self.agent.ranks, self.agent.ranks.leads
         self.show = Silent()  # a display, while it trains
-        # seconds so far, and in each part
-        self.wall = 0.0
-        self.spent = {}
-        # (step, mean return), (step, share of successes) of evaluations; the step that solved it
-        self.evals = []
-        self.successes = []
-        self.solved = None
-        # `policy_state` of the best evaluation, with its results
-        self.best = None
-        self.last = dict(report=0, eval=0, save=0)  # the step of the last one of each
-        # of the records since the last report, by name
-        self.sums = {}
-        self.counts = {}
+        self.spent = {}  # seconds of each part
+        self.best = None  # what best.pt holds
+        self.sums = {}  # of the records since the last report, by name: sum, how many
         # at the last report: episodes, (step, seconds)
         self.ended = 0
         self.reported = (0, 0.0)
         self.drawn = 0.0  # when the picture was last drawn
-        self.saved = 0  # the step of the last checkpoint
+        self.saves = 0  # checkpoints so far, and the step of the last one
+        self.saved = 0
+        self.seen = 0  # the step at which it last looked what is due
         # a stop was asked for, by a signal; a checkpoint is due
         self.stop = False
         self.stopped_by = signal.SIGINT
         self.unsaved = False
-        # the lock, between `start` or `resume` and the end of `train`
-        self._held = None
+        self.held = ExitStack()  # the lock, from `start` or `resume` to the end of `train`
 
     def train(self, show=None) -> dict:  # the summary; None if it was stopped before its end
         "Train to the end, or until `stop`"
         agent = self.agent
         self.show = show or Silent()
         torch.set_num_threads(self.settings['threads'])
-        self.began = perf_counter() - self.wall
         self.mark = perf_counter()
-        with self._held or (lock_dir(self.out) if self.leads else ExitStack()):
-            self._held = None
+        with self.held:
             # from now on, it can be resumed
             if not (self.out / 'checkpoint.pt').exists():
                 self.save()
             try:
                 for record in agent.pipe:
                     for k, v in record.items():
-                        self.sums[k] = self.sums.get(k, 0.0) + v
-                        self.counts[k] = self.counts.get(k, 0) + 1
+                        total, n = self.sums.get(k, (0.0, 0))
+                        self.sums[k] = [total + v, n + 1]
                 return self._finish()
             except _Stopped:
                 return None
             finally:
                 agent.end_workers()
+
+    @property
+    def wall(self) -> float:
+        "Seconds so far"
+        return sum(self.spent.values())
 
     def _spend(self, part):
         "Count the time since the last call as time of a part"
@@ -212,12 +163,13 @@ class Run:
     def between(self):
         "Do what is due when all that the last steps set off has been done"
         self._spend('memory and learner')
-        steps = self.agent.journal.steps
-        for what, last in self.last.items():
-            every = self.settings[f'{what}_every']
-            if steps // every > last // every:
-                self.last[what] = steps
-                self._do(what)
+        if self._due('report'):
+            self.report()
+        if self._due('eval'):
+            self.evaluate(self.settings['eval_episodes'])
+        if self._due('save'):
+            self.unsaved = True
+        self.seen = self.agent.journal.steps
         # as all ranks know it
         stop = self.stop if self.ranks.size == 1 else self.agent.journal.stopping
         if (stop or self.unsaved) and self.ranks.all(self.agent.resumable):
@@ -226,21 +178,17 @@ class Run:
             if stop:
                 raise _Stopped
 
-    def _do(self, what):
-        if what == 'report':
-            self.report()
-        elif what == 'eval':
-            self.evaluate()
-        else:
-            self.unsaved = True
+    def _due(self, what):
+        every = self.settings[f'{what}_every']
+        return self.agent.journal.steps // every > self.seen // every
 
     def report(self):
         "Write a line of metrics"
         if not self.leads:
             return
         j = self.agent.journal
-        self.wall = perf_counter() - self.began
-        (steps, seconds), self.reported = self.reported, (j.steps, self.wall)
+        steps, seconds = self.reported
+        self.reported = (j.steps, self.wall)
         new = j.returns[self.ended :]
         won = j.successes[self.ended :]
         self.ended = len(j.returns)
@@ -254,12 +202,11 @@ class Run:
             line['success_mean'] = float(np.mean(won))
         if hasattr(self.agent.policy, 'report') and not recorded(self.settings):
             line.update(self.agent.policy.report())
-        line.update({k: v / self.counts[k] for k, v in self.sums.items()})
+        line.update({k: total / n for k, (total, n) in self.sums.items()})
         line.update(self.agent.counts())
         line['wall_s'] = round(self.wall, 3)
         line['steps_per_s'] = round((j.steps - steps) / max(self.wall - seconds, 1e-9), 1)
         self.sums = {}
-        self.counts = {}
         self._write(line)
         if self.wall - self.drawn > 10:
             self.draw()
@@ -270,29 +217,21 @@ class Run:
             f.write(json.dumps(line) + '\n')
         self.show.report(line)
 
-    def evaluate(self, episodes: int = None):
+    def evaluate(self, episodes: int):
         "Play without exploring; return the returns, and the successes if the environment has them"
         if not self.leads:
             return None, None
-        steps = self.agent.journal.steps
-        n = episodes or self.settings['eval_episodes']
         with as_worker(None):
-            returns, won = play_episodes(self.agent, n, eval_seed(self.settings))
-        mean = float(returns.mean())
+            returns, won = play_episodes(self.agent, episodes, eval_seed(self.settings))
         line = dict(
-            env_steps=steps,
+            env_steps=self.agent.journal.steps,
             updates=self.agent.pipe.updates,
-            eval_return=mean,
+            eval_return=float(returns.mean()),
             eval_std=float(returns.std()),
-            eval_episodes=n,
+            eval_episodes=episodes,
         )
-        self.evals = [e for e in self.evals if e[0] != steps] + [(steps, mean)]
         if won is not None:
-            line['eval_success'] = share = float(won.mean())
-            self.successes = [e for e in self.successes if e[0] != steps] + [(steps, share)]
-        goal = self.agent.solved
-        if self.solved is None and goal is not None and mean >= goal:
-            self.solved = steps
+            line['eval_success'] = float(won.mean())
         self._write(line)
         self._keep_best(line)
         self._spend('evaluations')
@@ -303,35 +242,27 @@ class Run:
         mean = line['eval_return']
         if np.isfinite(mean) and (self.best is None or mean > self.best['eval_return']):
             self.best = {**policy_state(self.agent), **line}
-            self._write_best()
-
-    def _write_best(self):
-        if self.best is None:
-            (self.out / 'best.pt').unlink(missing_ok=True)
-        else:
             write_whole(self.out / 'best.pt', checkpoint_bytes(self.best))
 
     def save(self):
         "Write the checkpoint"
-        self.wall = perf_counter() - self.began
         self.unsaved = False
-        memory = self.agent.memory
+        self.saves += 1
         self.saved = self.agent.journal.steps
-        state = dict(
-            agent=self.agent.state_dict(),
-            run={k: getattr(self, k) for k in _KEPT},
-            policy=dict(policy_state(self.agent), env_steps=self.saved),
-        )
+        agent = self.agent.state_dict()
         # the rows that it refers to
-        if memory is not None:
-            memory.flush()
-        with self._parts_written(state):
-            if self.leads:
-                write_whole(self.out / 'checkpoint.pt', checkpoint_bytes(state))
-        if self.leads and memory is not None and not memory_path(self.settings) and self.saved:
-            with _only_a_warning(self.out / 'memory.json'):
-                sample = dict(memories=samples_of(memory, 100_000))
-                write_whole(self.out / 'memory.json', json_text(sample))
+        if self.agent.memory is not None:
+            self.agent.memory.flush()
+        if not self.leads:
+            write_whole(self._part(), checkpoint_bytes(agent))
+        self.ranks.gather('written')
+        if self.leads:
+            state = dict(
+                agent=agent,
+                run={k: getattr(self, k) for k in _KEPT},
+                policy=dict(policy_state(self.agent), env_steps=self.saved),
+            )
+            write_whole(self.out / 'checkpoint.pt', checkpoint_bytes(state))
         self._spend('checkpoints')
 
     def load(
@@ -340,20 +271,19 @@ class Run:
     ):
         "Continue from a checkpoint"
         path = self.out / 'checkpoint.pt'
-        if not self.leads:
-            if not re.fullmatch('[0-9a-f]{32}', str(state.get('parts'))):
-                raise SettingsError('run', f'{path} names no parts of other ranks')
-            state['agent'] = load_checkpoint(self._part(state['parts']))
+        best = self.out / 'best.pt'
         try:
             kept = checked('Run', _KEPT, state['run'])
-            self.agent.load_state_dict(state['agent'])
             vars(self).update(kept)
+            agent = state['agent'] if self.leads else load_checkpoint(self._part())
+            self.agent.load_state_dict(agent)
+            if best.exists():
+                self.best = checked('Run', _BEST, load_checkpoint(best), more=True)
         except MISFITS as e:
             raise SettingsError(
                 'run', f"{path} doesn't fit the run's config.json", f'{type(e).__name__}: {e}'
             ) from e
-        self.saved = self.agent.journal.steps
-        return self
+        self.saved = self.seen = self.agent.journal.steps
 
     def in_one_directory(self):
         "Let all ranks use the directory of rank 0"
@@ -361,28 +291,9 @@ class Run:
             self.out = Path(self.ranks.gather(str(self.out.absolute()))[0])
         return self
 
-    def _part(self, name):
-        "The file of this rank that belongs to a checkpoint"
-        return _parts_folder(self.out) / name / f'rank-{self.ranks.rank}.pt'
-
-    @contextmanager
-    def _parts_written(self, state):
-        "Write all ranks' parts of a checkpoint before the body, and remove older ones after it"
-        if self.ranks.size == 1:
-            yield
-            return
-        name = uuid.uuid4().hex
-        if self.leads:
-            # others write there, too, or fail: all machines must share the directory
-            self._part(name).parent.mkdir(parents=True)
-        state['parts'] = self.ranks.gather(name)[0]
-        if not self.leads:
-            write_whole(self._part(state['parts']), checkpoint_bytes(state['agent']))
-        self.ranks.gather('written')
-        yield
-        if self.leads:
-            _remove_parts(self.out, state['parts'])
-        self.ranks.gather('kept')  # or the next one could be begun before this one is there
+    def _part(self):
+        "The file of this rank for a checkpoint; the one before is complete until all are written"
+        return self.out / f'rank-{self.ranks.rank}-{self.saves % 2}.pt'
 
     def _episodes(self):
         j = self.agent.journal
@@ -391,14 +302,12 @@ class Run:
     def draw(self):
         "Write returns.png, if matplotlib is installed"
         self.drawn = self.wall
-        lines = [dict(env_steps=step, eval_return=x) for step, x in self.evals]
-        lines += [dict(env_steps=step, eval_success=x) for step, x in self.successes]
         with suppress(ImportError):
-            charts = outcome_charts(lines, self._episodes(), self.agent.solved)
+            charts = outcome_charts(read_metrics(self.out), self._episodes(), self.agent.solved)
             write_whole(self.out / 'returns.png', charts_png(charts, self.title))
 
     def _write_report(self, summary):
-        with _only_a_warning(self.out / 'report.html'):
+        try:
             run = run_sample(
                 self.out.name,
                 **facts_of(read_config(self.out)),
@@ -410,19 +319,21 @@ class Run:
             memory = self.agent.memory
             parts = [run, *(() if memory is None else samples_of(memory))]
             write_whole(self.out / 'report.html', page_html(parts, self.title))
+        except Exception as e:
+            warnings.warn(f'report.html was not written: {type(e).__name__}: {e}')
 
     def _finish(self) -> dict:
         a = self.agent
         j = self.agent.journal
         self._spend('memory and learner')
-        if self.counts or j.steps > self.reported[0]:
+        if self.sums or j.steps > self.reported[0]:
             self.report()
-        self.save()
-        final, won = self.evaluate(20)
         self.save()
         if not self.leads:
             return {}
-        self.wall = perf_counter() - self.began
+        final, won = self.evaluate(20)
+        goal = np.inf if a.solved is None else a.solved
+        evals = zip(*column(read_metrics(self.out), 'eval_return'))
         summary = dict(
             recipe=self.name,
             env=self.settings['env'],
@@ -437,7 +348,7 @@ class Run:
             final_std=float(final.std()),
             final_returns=final.tolist(),
             spent={part: round(s, 3) for part, s in self.spent.items()},
-            solved_at_step=self.solved,
+            solved_at_step=next((step for step, mean in evals if mean >= goal), None),
             solved=a.solved,
         )
         if won is not None:
@@ -460,15 +371,6 @@ def eval_seed(settings: dict) -> int:
 class _Stopped(Exception):
     "It was asked to stop, and has been saved"
 
-
-@contextmanager
-def _only_a_warning(path):
-    "Let a failure to write a file that a run can do without be a warning"
-    try:
-        yield
-    except Exception as e:
-        warnings.warn(f'{path} was not written: {type(e).__name__}: {e}')
-
 # %% ../../nbs/app/runs.ipynb #dc3837bc
 class Silent:
     "Shows nothing; the methods that any display has"
@@ -479,71 +381,18 @@ class Silent:
     def report(self, line: dict):
         "A line of metrics was written"
 
-# %% ../../nbs/app/runs.ipynb #59c16726
-def _parts_folder(out):
-    folder = out / 'ranks'
-    if folder.is_symlink():
-        raise SettingsError('run', f'{folder} is a symbolic link', expected='a directory')
-    return folder
-
-
-def _remove_parts(out, but=None):
-    "Remove the files of ranks that no checkpoint names"
-    for old in _parts_folder(out).glob('*'):
-        if re.fullmatch('[0-9a-f]{32}', old.name) and old.name != but:
-            shutil.rmtree(old, ignore_errors=True)  # it removes nothing through a link
-
-# %% ../../nbs/app/runs.ipynb #b721806b
-def _check_rows(s):
-    "Raise if the memory on disk has rows of another environment, or a file `run` of somebody else"
-    path = memory_path(s)
-    if not path:
-        return
-    if os.path.lexists(Path(path) / 'run') and not run_of(path):
-        raise SettingsError(
-            'run',
-            f'{path}/run was not written by a run',
-            remedy='move it away, or another --memory',
-        )
-    there = any((d / 'meta.json').exists() for d in memory_dirs(s))
-    if there and run_of(path).get('env', s['env']) != s['env']:
-        raise SettingsError(
-            'run',
-            f'the memory in {path} has rows of another environment',
-            run_of(path)['env'],
-            s['env'],
-            'another directory',
-        )
-
-
-def _check_is_mine(config, out, path, named):
-    "Raise if the memory that a config names is not that of its run; `named`: it was named again"
-    place = f'memory_path: {Path(path).absolute()}'
-    said = run_of(path)
-    if 'id' not in config or said.get('id') != config['id']:
-        raise SettingsError(
-            'run',
-            f'{place} is not the memory of this run',
-            f'that of {said["directory"]}' if 'directory' in said else 'that of no run',
-            remedy='--memory DIR, where it is now; '
-            'or begin a new run, which continues with these rows',
-        )
-    if not named and not owns_memory(out, config, path):
-        raise SettingsError(
-            'run',
-            f'{place} is outside of this run, and belongs to the run in another directory',
-            said.get('directory'),
-            str(Path(out).resolve()),
-            f'if it is the memory of this run: --memory {path}, or --trust',
-        )
-
 # %% ../../nbs/app/runs.ipynb #8837cbc1
-def _dir_name(recipe):
-    "The name of a new run's directory: with the environment, if the recipe's was changed"
+def _new_dir(recipe):
+    "A directory in runs/ for a new run, named after the environment if the recipe's was changed"
     env = []
     if 'env' in recipe.changed:
         env = [c.name.split('/')[-1] for c in read_calls('env', recipe.settings['env'])]
-    return '-'.join([recipe.name, *env, f'seed{recipe.settings["seed"]}'])
+    name = '-'.join([recipe.name, *env, f'seed{recipe.settings["seed"]}'])
+    found = Path('runs') / name
+    for i in count(2):
+        if not found.exists():
+            return found
+        found = Path('runs') / f'{name}-{i}'
 
 # %% ../../nbs/app/runs.ipynb #8758303b
 def start(
@@ -555,24 +404,20 @@ def start(
     s = recipe.settings if ranks is None else {**recipe.settings, 'ranks': ranks.size}
     if ranks is not None and not ranks.leads:
         return Run('.', recipe.name, s, ranks).in_one_directory()
-    names = (_dir_name(recipe) + f'-{i}' * (i > 1) for i in range(1, 10**6))
-    out = Path(out or next(p for p in map(Path('runs').joinpath, names) if not p.exists()))
-    _check_vacant(out, s)
+    out = Path(out or _new_dir(recipe))
+    _check_vacant(out)
     run = Run(out, recipe.name, s, ranks)
     with ExitStack() as held:
         held.callback(run.agent.close_memory)
-        _check_rows(s)
         run.found = run.agent.open_memory()
         out.mkdir(parents=True, exist_ok=True)
         held.enter_context(lock_dir(out))
-        _check_vacant(out, s)  # while this run was built, another one may have come and gone
-        _remove_parts(out)
+        _check_no_run(out)  # while this run was built, another one may have come and gone
         old = [out / name for name in _OURS if name != 'config.json']
         for path in [*old, *left_over(out, _OURS)]:
             path.unlink(missing_ok=True)
         config = dict(
             recipe=run.name,
-            id=uuid.uuid4().hex,
             env=s['env'],
             settings=s,
             versions=dict(
@@ -582,21 +427,17 @@ def start(
                 numpy=np.__version__,
                 python=platform.python_version(),
             ),
-            directory=os.getcwd(),
             machine=platform.machine(),
             began=datetime.now(timezone.utc).isoformat(timespec='seconds'),
+            launcher=launcher(),
         )
-        if run.ranks.size > 1:
-            config['launcher'] = launcher()
         write_whole(out / 'config.json', json.dumps(config, indent=2))
-        _sign_memory(run, config['id'])
         run.in_one_directory()
-        run._held = held.pop_all()
+        run.held = held.pop_all()
     return run
 
 # %% ../../nbs/app/runs.ipynb #5c7252fa
-def _check_vacant(out, s):
-    "Raise if a directory has a run, or files that no run has made"
+def _check_no_run(out):
     if (out / 'checkpoint.pt').exists():
         raise SettingsError(
             'run',
@@ -604,34 +445,26 @@ def _check_vacant(out, s):
             out,
             remedy=f'--resume {out}, or another --out',
         )
+
+
+def _check_vacant(out):
+    "Raise if a directory has a run, or files that no run has made"
+    _check_no_run(out)
     if not out.exists():
         return
     if not out.is_dir():
         raise SettingsError('run', 'this is not a directory', out, remedy='another --out')
-    with suppress(Explained):
-        config = read_config(out)
-        check_saved(config['recipe'], config['settings'])
-        if 'id' in config:
-            return
-    memory = Path(memory_path(s) or out).absolute()
-    others = {p for p in out.iterdir() if p.absolute() not in (memory, *memory.parents)}
-    others -= {*left_over(out, _OURS)}
-    if others:
+    with suppress(Explained, OSError):
+        if 'fastrl_replay' in read_json(out / 'config.json', dict(versions=dict))['versions']:
+            return  # a run that was killed before its first checkpoint
+    found = sorted(p.name for p in out.iterdir())
+    if found:
         raise SettingsError(
             'run',
             f'{out} is not empty, and not the directory of a run',
-            ', '.join(sorted(p.name for p in others)[:5]),
+            ', '.join(found[:5]),
             remedy='another --out',
         )
-
-
-def _sign_memory(run, name):
-    "Let the memory on disk name the run that it belongs to"
-    path = memory_path(run.settings)
-    if path:
-        Path(path).mkdir(parents=True, exist_ok=True)  # shards make theirs when they begin
-        said = dict(id=name, env=run.settings['env'], directory=str(run.out.resolve()))
-        write_whole(Path(path) / 'run', json.dumps(said))
 
 # %% ../../nbs/app/runs.ipynb #cd3c660b
 def launcher() -> str:  # of this process
@@ -640,16 +473,10 @@ def launcher() -> str:  # of this process
 
 
 def begun_by_launcher(
-    recipe,  # a Recipe
     out=None,  # the directory that was asked for; None: some new one in runs/
 ) -> Path:  # None: there is none
     "The directory of a run that an earlier start by the same launcher has left, with a checkpoint"
-    here = (
-        [Path(out)]
-        if out
-        else sorted(Path('runs').glob(f'{_dir_name(recipe)}*'), key=lambda p: -p.stat().st_mtime)
-    )
-    for path in here:
+    for path in Path('runs').glob('*') if out is None else [Path(out)]:
         if (path / 'checkpoint.pt').exists() and read_config(path).get('launcher') == launcher():
             return path
 
@@ -666,55 +493,49 @@ def reopen(
     s = {**config['settings'], **alone}
     s['device'] = device or s.get('device', 'cpu')
     path = Path(out) / ('best.pt' if best else 'checkpoint.pt')
-    with _config_errors(out, config):
-        _check_settings(config['recipe'], s, trust)
+    with _config_errors(out):
+        _check_settings(config['recipe'], s, out, trust, ['data'])
         policy = policy_in(load_checkpoint(path), path)
-        agent = Agent(s, spaces=_check_model(s, policy, path))
-        load_model(agent.model, policy['model'], str(path))
+        agent = Agent(s, spaces=check_model(path, s, policy))
+        load_part(agent.model, policy['model'])
     return agent, policy.get('env_steps', 0)
 
 # %% ../../nbs/app/runs.ipynb #d373dad5
 @contextmanager
-def _config_errors(out, config):
+def _config_errors(out):
     "Name the config in errors of its settings"
     try:
         yield
     except SettingsError as e:
-        began = config.get('directory', os.getcwd())
-        place = '' if began == os.getcwd() else f' (the run began in {began})'
-        raise SettingsError('run', f'{out}/config.json{place}: {e}') from e
-
-
-def _check_model(s, policy, path):
-    "Return the saved model's spaces; raise, before it takes memory, if it doesn't fit the settings"
-    try:
-        return check_model('run', s, policy)
-    except MISFITS as e:
-        raise SettingsError('run', f'{path} has another model', f'{type(e).__name__}: {e}') from e
+        raise SettingsError('run', f'{out}/config.json: {e}') from e
 
 # %% ../../nbs/app/runs.ipynb #aac90782
 def outside(
     s: dict,  # settings
+    out,  # the run's directory
 ) -> dict:  # setting → what is typed to name it again
-    "Return settings that reach outside of a run: modules, paths, clusters, large spaces"
+    "Return settings that reach outside of a run: modules, paths, clusters, large numbers"
     found = {}
     for key in 'env', 'wrappers', 'train_wrappers':
         text = s.get(key, 'none')
         if reaches_outside(text):
             found[key] = f'--set {shlex.quote(f"{key}={text}")}'
-    for key, within in dict(engine='process', address='none').items():
+    for key, within in dict(engine='process', address='none', data='none').items():
         if s.get(key, within) != within:
             found[key] = f'--{key} {shlex.quote(str(s[key]))}'
+    path = memory_path(s)
+    if path and Path(out).resolve() not in Path(path).resolve().parents:
+        found['memory_path'] = f'--memory {shlex.quote(path)}'
     for key, most in dict(envs=1024, max_sz=10**7, threads=256).items():
         if s.get(key, 0) > most:
             found[key] = f'--set {key}={s[key]}'
     return found
 
 
-def _check_settings(name, s, trust, again=()):
+def _check_settings(name, s, out, trust, again=()):
     "Raise if saved settings have wrong kinds, or reach outside of the run and were not repeated"
     check_saved(name, s)
-    found = {} if trust else {k: v for k, v in outside(s).items() if k not in again}
+    found = {} if trust else {k: v for k, v in outside(s, out).items() if k not in again}
     if found:
         raise SettingsError(
             'recipe',
@@ -735,20 +556,19 @@ def resume(
     again=(),  # names of settings that count though they reach outside of the run
 ) -> Run:
     "A run that continues from its last checkpoint"
+    path = Path(out) / 'checkpoint.pt'
     with ExitStack() as held:
         config = read_config(out)
         if ranks is None or ranks.leads:
             held.enter_context(lock_dir(out))
         s = config['settings']
-        path = memory_path(s)
-        if memory and not path:
+        if memory and not memory_path(s):
             raise SettingsError('run', f'the memory of {out} is in its checkpoint', memory)
         changes = dict(steps=steps, device=device, memory_path=memory)
-        s.update({k: v for k, v in changes.items() if v})
-        with _config_errors(out, config):
-            _check_settings(config['recipe'], s, trust, again)
-            if path:
-                _check_is_mine(config, out, memory or path, trust or memory)
+        changes = {k: v for k, v in changes.items() if v}
+        s.update(changes)
+        with _config_errors(out):
+            _check_settings(config['recipe'], s, out, trust, [*again, *changes])
             n, now = s.get('ranks', 1), 1 if ranks is None else ranks.size
             if n != now:  # rows and environments stay with their rank
                 begin = (
@@ -761,35 +581,17 @@ def resume(
                     n,
                     f'{begin} train --resume {out}',
                 )
-            state, spaces = _checkpoint(out, s)
-            run = Run(out, config['recipe'], s, ranks, spaces)
+            state = load_checkpoint(path)
+            run = Run(out, config['recipe'], s, ranks, check_model(path, s, policy_in(state, path)))
         run.load(state)
         if not run.leads:
             return run.in_one_directory()
         held.callback(run.agent.close_memory)
-        data = recorded(s)
-        if data and not len(run.agent.memory.memory) and not trust and 'data' not in again:
-            raise SettingsError(
-                'run',
-                f'the checkpoint of {out} has no rows, and its config.json names recorded ones',
-                data,
-                remedy=f'look at what it names, then --trust, or the same again: --data {data}',
-            )
         run.found = run.agent.open_memory()
         _tidy(run, config)
         run.in_one_directory()
-        run._held = held.pop_all()
+        run.held = held.pop_all()
     return run
-
-
-def _checkpoint(out, s):
-    "Return checkpoint.pt's state and its model's spaces; the model must fit the settings"
-    path = Path(out) / 'checkpoint.pt'
-    state = load_checkpoint(path)
-    if not isinstance(state, dict) or not {'agent', 'run'} <= set(state):
-        got = sorted(map(str, state)) if isinstance(state, dict) else type(state)
-        raise SettingsError('run', f'{path} belongs to no run', got, 'agent, run')
-    return state, _check_model(s, policy_in(state, path), path)
 
 # %% ../../nbs/app/runs.ipynb #fb0e3804
 def _tidy(run, config):
@@ -804,16 +606,13 @@ def _tidy(run, config):
             f'{j.steps:_} steps and {len(j.returns):_} episodes',
             remedy='more --steps' if j.steps >= j.max_steps else None,
         )
-    lines = read_metrics(out)  # if it can't be read, nothing has been changed
     stay = []
-    for m in lines:
+    for m in read_metrics(out):  # if it can't be read, nothing has been changed
         again = j.over and m.get('eval_episodes') == 20  # the last evaluation is made again
         if m['env_steps'] < j.steps + (not again):
             stay.append(m)
-    _sign_memory(run, config.get('id'))
     write_whole(out / 'config.json', json.dumps({**config, 'settings': run.settings}, indent=2))
     write_whole(out / 'metrics.jsonl', ''.join(json.dumps(m) + '\n' for m in stay))
-    run._write_best()
     for old in [summary, out / 'report.html', *left_over(out, _OURS)]:
         old.unlink(missing_ok=True)
 
@@ -822,17 +621,14 @@ def _tidy(run, config):
 def interruptible(
     run: Run,  # that will stop
 ):
-    "While this lasts, Ctrl-C, SIGTERM and SIGHUP stop `run` after it has saved a checkpoint"
+    "While this lasts, Ctrl-C and SIGTERM stop `run` after it has saved a checkpoint"
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    hangup = getattr(signal, 'SIGHUP', None)  # Windows has none
 
     def ask(number, frame):
-        # a terminal that closes may send several; so does torchrun
-        again = number == hangup or run.ranks.size > 1
-        if run.stop and again:
-            return
+        if run.stop and run.ranks.size > 1:
+            return  # torchrun may send several
         if run.stop:
             raise KeyboardInterrupt
         run.stop = True
@@ -840,11 +636,7 @@ def interruptible(
         with suppress(OSError):  # the terminal may be gone; print isn't safe here
             os.write(2, b'\nstopping and saving; Ctrl-C again breaks off at once\n')
 
-    wanted = [signal.SIGINT, signal.SIGTERM]
-    # not under nohup
-    if hangup and signal.getsignal(hangup) != signal.SIG_IGN:
-        wanted.append(hangup)
-    before = {s: signal.signal(s, ask) for s in wanted}
+    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

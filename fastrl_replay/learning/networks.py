@@ -249,7 +249,7 @@ def n_actions(
         'the action space',
         space,
         'Discrete, from 0',
-        'wrap the environment (gymnasium.wrappers.TransformAction)',
+        'a recipe with sac or td3 for a Box; or gymnasium.wrappers.TransformAction',
     )
 
 # %% ../../nbs/learning/networks.ipynb #b465300d

@@ -153,7 +153,7 @@ class R2D2Learner(Learner):
 class R2D2Builder(Builder):
     "`learner = r2d2`: a `RecurrentNet`, a replay of sequences"
 
-    memories = dict(sequences=('length',))
+    memories = ('sequences',)
     settings = NORMS
 
     def model(self, s, observations, actions):

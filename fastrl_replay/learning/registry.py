@@ -102,12 +102,7 @@ def normalised(
     return tuple(Normalised(norm, net) for net in nets)
 
 # %% ../../nbs/learning/registry.ipynb #rowb0002
-ROW_MEMORIES = dict(
-    uniform=(),
-    proportional=('alpha', 'beta'),
-    rank=('alpha', 'beta'),
-    hindsight=('share', 'strategy'),
-)  # `memory =` of `row_batches`
+ROW_MEMORIES = 'uniform', 'proportional', 'rank', 'hindsight'  # `memory =` of `row_batches'`
 
 # %% ../../nbs/learning/registry.ipynb #e9bc17b8
 def chosen(
@@ -142,7 +137,7 @@ def row_batches(
 class Builder:
     "Base class: how a recipe builds a learner; each learner registers a subclass by `builds`"
 
-    memories = {}  # what `memory =` may be → settings that it needs besides
+    memories = ()  # what `memory =` may be
     settings = {}  # settings of this learner alone: name → (value, a word about it)
     ranks = True  # can several learners average what they learn?
 

@@ -16,12 +16,11 @@ from fastrl_replay.learning.continuous import (
     Critics,
     SquashedGaussian,
     actor_net,
-    check_rows,
     squashed,
 )
 from ..steps.core import Steps
 from ..steps.errors import number
-from .base import Follows, Learned, Learner, discounts, full
+from .base import Follows, Learned, Learner, check_batch, discounts, full
 from fastrl_replay.learning.registry import (
     NORMS,
     ROW_MEMORIES,
@@ -155,7 +154,7 @@ class SACLearner(Learner):
         batch: Steps,  # [B]
     ) -> dict:  # floats by name
         "Update once; return losses, gradient norms, mean error and value, temperature, entropy"
-        check_rows('SACLearner', batch, self.bounds)
+        check_batch('SACLearner', batch)
         there = batch.to(self.device)
         temperature = self.temperature().detach()
         shape = 2, len(batch), self.bounds.size

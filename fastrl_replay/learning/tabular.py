@@ -158,7 +158,7 @@ class TableBuilder(Builder):
     "`learner = table`: a `QTable`, learned from single steps, with or without a replay"
 
     # rows are learned one after the other
-    memories = dict(uniform=(), none=())
+    memories = 'uniform', 'none'
     ranks = False
 
     def model(self, s, observations, actions):

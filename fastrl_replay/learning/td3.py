@@ -10,10 +10,10 @@ import math
 import torch
 from gymnasium import spaces
 from torch import nn
-from .continuous import BoxBounds, GaussianNoise, check_rows
+from .continuous import BoxBounds, GaussianNoise
 from ..steps.core import Steps
 from ..steps.errors import number
-from .base import Follows, Learned, Learner, discounts, full
+from .base import Follows, Learned, Learner, check_batch, discounts, full
 from .losses import check_shape
 from .registry import NORMS, builds, chosen, scheduled
 from .sac import SACBuilder, critic_loss
@@ -95,7 +95,7 @@ class TD3Learner(Learner):
         batch: Steps,  # [B]
     ) -> dict:  # floats by name
         "One update: losses and norms of the gradients, mean error, mean value"
-        check_rows('TD3Learner', batch, self.bounds)
+        check_batch('TD3Learner', batch)
         there = batch.to(self.device)
         kind = next(self.actor.parameters()).dtype
         shape = len(batch), self.bounds.size

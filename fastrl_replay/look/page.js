@@ -117,7 +117,6 @@ function chart(c, wide = false) {
   return element(wide ? 'figure.chart.wide' : 'figure.chart', {}, element('figcaption', {}, element('b', {}, c.title), ...(names.length > 1 ? names : [])), svg, said);
 }
 const charts = list => element('div.charts', {}, ...list.map(c => chart(c)));
-const video = ([name, src]) => element('figure', {}, name.endsWith('.mp4') ? element('video', { src, controls: '', muted: '', loop: '', preload: 'metadata' }) : element('img', { src, alt: name }), element('figcaption', {}, name));
 
 // ---- runs ----
 
@@ -125,7 +124,7 @@ const runHead = r => element('p.state', { 'data-state': r.state }, element('b', 
 function oneRun(r) {
   const [first, ...others] = r.charts;
   return [runHead(r), facts(r.facts), first ? chart(first, true) : element('p.note', {}, 'no metrics so far'), others.length ? section('Metrics', charts(others)) : null,
-    Object.keys(r.videos).length ? section('Videos', ...Object.entries(r.videos).map(video)) : null, section('Details', element('div.tables', {}, ...r.tables.map(t => titled(t))))];
+    section('Details', element('div.tables', {}, ...r.tables.map(t => titled(t))))];
 }
 function manyRuns(runs) {   // side by side
   const names = [...new Set(runs.flatMap(r => Object.keys(r.facts)))], titles = [...new Set(runs.flatMap(r => r.charts.map(c => c.title)))];
@@ -141,7 +140,7 @@ function manyRuns(runs) {   // side by side
   const [first, ...others] = titles.map(together);
   return [first ? chart(first, true) : null, table(result), section('Metrics', charts(others)),
     section('Settings', keys.some(differ) ? table({ head, rows: rows(keys.filter(differ)) }) : element('p.note', {}, 'all settings are the same'), folded('All settings', table({ head, rows: rows(keys) }))),
-    ...runs.map(r => folded(`Details of ${r.name}`, runHead(r), ...Object.entries(r.videos).map(video), ...r.tables.filter(t => t.title !== 'Settings').map(t => titled(t))))];
+    ...runs.map(r => folded(`Details of ${r.name}`, runHead(r), ...r.tables.filter(t => t.title !== 'Settings').map(t => titled(t))))];
 }
 
 // ---- memories: the one that is shown, and the step ----
@@ -491,7 +490,7 @@ const KEYS = {
 document.addEventListener('keydown', event => {
   if (event.ctrlKey || event.metaKey || event.altKey || !view || !part()?.episodes.length) return;
   if (event.target === view.input) { if (['Escape', 'Enter'].includes(event.key)) view.input.blur(); return; }
-  if (!KEYS[event.key] || event.target.matches('summary, video, button:not(.episode)') && event.key === ' ') return;
+  if (!KEYS[event.key] || event.target.matches('summary, button:not(.episode)') && event.key === ' ') return;
   event.preventDefault();
   KEYS[event.key]();
 });

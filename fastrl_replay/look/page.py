@@ -62,7 +62,7 @@ def page_html(
     policy = (
         f"default-src 'none'; script-src {hashes['js']}; style-src {hashes['css']}; img-src data:"
     )
-    policy += " 'self'; media-src 'self'; connect-src 'self'" * live
+    policy += "; connect-src 'self'" * live
     return SHELL.substitute(
         policy=f"{policy}; base-uri 'none'; form-action 'none'",
         title=escaped(title),

@@ -149,7 +149,7 @@ def run_tables(lines, summary, config, recipe):
         settings.append(dict(setting=k, value=setting_text(v), recipe=other))
     settings.sort(key=lambda row: row['recipe'] is None)  # those that were changed come first
     versions = config.get('versions') if isinstance(config.get('versions'), dict) else {}
-    origin = {k: config.get(k) for k in ('id', 'began', 'machine')} | versions
+    origin = {k: config.get(k) for k in ('began', 'machine')} | versions
     origin = [dict(name=k, value=str(v)) for k, v in origin.items() if v is not None]
     tables = [
         table_of('Evaluations', evals, [n for n in shown if any(n in m for m in evals)]),
@@ -169,9 +169,8 @@ def run_sample(
     summary: dict = None,  # of a run that has ended
     episodes: dict = None,  # as for `outcome_charts`
     recipe: dict = None,  # settings of its recipe; None: not known
-    state: str = 'ended',  # also running, silent, stopped or gone
+    state: str = 'ended',  # also running, silent or unreadable
     said: str = '',  # a sentence about the state
-    videos: dict = None,  # name -> address
 ) -> dict:  # plain data
     "Return a sample of a run"
     summary = summary or {}
@@ -190,6 +189,5 @@ def run_sample(
             facts=result_facts(lines, summary, settings),
             charts=outcome_charts(lines, episodes, solved, events) + metric_charts(lines),
             tables=run_tables(lines, summary, config, recipe),
-            videos=videos or {},
         )
     )

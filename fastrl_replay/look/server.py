@@ -6,7 +6,7 @@
 __all__ = ['HERE', 'HEADERS', 'Server']
 
 # %% ../../nbs/look/server.ipynb #6babb48d
-import errno, secrets, shutil, threading
+import errno, secrets, threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ HEADERS = {
     'X-Frame-Options': 'SAMEORIGIN',
     'Cross-Origin-Resource-Policy': 'same-origin',
     'Content-Security-Policy': "default-src 'none'; script-src 'unsafe-inline'; "
-    "style-src 'unsafe-inline'; img-src 'self' data:; media-src 'self'; connect-src 'self'; "
+    "style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
 }
 
@@ -79,18 +79,15 @@ class _Answer(_Request):
         self._send(status, 'text/plain; charset=utf-8', text.encode(errors='replace'))
 
     def _send(self, status, kind, body):
-        "Bytes, or an open file"
-        size = len(body) if isinstance(body, bytes) else body.seek(0, 2)
         self.send_response(status)
-        for name, value in {**HEADERS, 'Content-Type': kind, 'Content-Length': str(size)}.items():
+        for name, value in {
+            **HEADERS,
+            'Content-Type': kind,
+            'Content-Length': str(len(body)),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
-        if isinstance(body, bytes):
-            self.wfile.write(body)
-            return
-        with body:
-            body.seek(0)
-            shutil.copyfileobj(body, self.wfile)
+        self.wfile.write(body)
 
     def log_message(self, *args):
         "Requests aren't listed"
@@ -105,7 +102,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(
         self,
-        answer,  # name of a page → (content type, bytes or open file) or None; threads call it
+        answer,  # name of a page → (content type, bytes) or None; threads call it
         port: int = 0,  # 0: one that is free
     ):
         self.answer, self.token = answer, secrets.token_urlsafe(16)

@@ -86,8 +86,6 @@ def _is_signed(writer):
 def _others(path):
     "Return the names of files in a directory that no memory wrote"
     found = {p.name for p in path.iterdir()} if os.path.lexists(path) else set()
-    if {'id', 'env', 'directory'} <= json_in(path / 'run').keys():
-        found.discard('run')
     if _is_signed(path / 'writer'):
         found = {n for n in found if not re.fullmatch(f'writer|service|meta[.]json|{_LEFT}', n)}
     return found

@@ -5,7 +5,6 @@ import json, shutil, sys
 import pytest, torch
 
 from fastrl_replay.all import evaluate, load_policy
-from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import reopen, resume
 from fastrl_replay.app.saved_policies import load_checkpoint
@@ -52,23 +51,10 @@ def test_a_run_killed_at_its_best_model_ends_with_the_same_one(
     assert same(best_of(often), best_of(tmp_path / 'r'))
 
 
-def test_a_best_model_of_steps_that_were_lost_goes_back(tmp_path, monkeypatch):
-    "Resuming restores the best.pt of the checkpoint, or removes a later one if it had none"
-    killed(tmp_path / 'r', monkeypatch, 'best.pt', 1, True, **{**OFTEN, 'save_every': 600})
-    assert (tmp_path / 'r/best.pt').exists()
-    resume(tmp_path / 'r')
-    assert not (tmp_path / 'r/best.pt').exists()
-    stop(tiny(tmp_path / 's', **OFTEN), 130)
-    there = (tmp_path / 's/best.pt').read_bytes()
-    (tmp_path / 's/best.pt').write_bytes(b'of later steps')
-    resume(tmp_path / 's')
-    assert (tmp_path / 's/best.pt').read_bytes() == there
-
-
 def test_a_new_run_leaves_no_best_model_of_an_older_one(tmp_path):
     (tmp_path / 'r').mkdir()
     # of a run that was killed early
-    config = dict(recipe='cartpole', id='older', settings=recipe('cartpole').settings)
+    config = dict(recipe='cartpole', settings={}, versions=dict(fastrl_replay='0'))
     (tmp_path / 'r/config.json').write_text(json.dumps(config))
     (tmp_path / 'r/best.pt').write_bytes(b'old')
     tiny(tmp_path / 'r')

@@ -14,7 +14,7 @@ from torch import nn
 from fastrl_replay.all import *
 from fastrl_replay.testing import ScriptedEnv, same, script, through_file
 from strategies import cases
-from test_learners import COLUMNS, WIDE, Adam, arrays, close, fill
+from test_learners import COLUMNS, Adam, arrays, close, fill
 
 Box, Discrete, nan, inf = spaces.Box, spaces.Discrete, float('nan'), float('inf')
 torch.set_num_threads(1)
@@ -106,14 +106,6 @@ def test_float64_as_float32(mode):
         assert torch.equal(small[name]['gear'], wide[name]['gear'])
 
 
-def test_networks_of_float64():
-    "They take such states; others raise torch's error"
-    rows = Steps(np.zeros(4, step_dtype(WIDE, Discrete(2))))
-    with pytest.raises(RuntimeError, match='Double and Float'):
-        EpsGreedy(nn.Linear(2, 2), 0.0)(rows.state)
-    DQNLearner([], nn.Linear(2, 2).double()).learn(rows)
-
-
 # ---- bounds ----
 
 
@@ -161,40 +153,6 @@ def test_no_action_leaves_its_space(space, n, seed, data):
         assert (abs(unit) <= 1).all()
 
 
-@cases(60)
-@given(bounded())
-def test_a_sure_actor_gets_the_bounds(space):
-    "-1 and 1 are the bounds themselves, the middle is 0"
-    bounds = BoxBounds(space)
-    got = bounds.to_space(np.repeat([[-1.0], [0.0], [1.0]], bounds.size, 1)).astype(np.float64)
-    low, high = (x.astype(np.float64) for x in (space.low, space.high))
-    eps = 2 * np.finfo(space.dtype).eps * np.maximum(abs(low), abs(high))
-    eps += np.finfo(space.dtype).tiny
-    for x, want in zip(got, (low, low / 2 + high / 2, high)):
-        assert (abs(x - want) <= eps).all()
-
-
-@pytest.mark.parametrize(
-    'space,kind,said',
-    [
-        (Discrete(3), TypeError, r'got Discrete\(3\); expected a Box of floats. Remedy: .dqn'),
-        (Box(0, 9, (2,), np.int64), TypeError, 'expected a Box of floats'),
-        (Box(-1, 1, (0,)), TypeError, 'expected a Box of floats'),
-        (Box(-inf, inf, (2,)), ValueError, 'expected finite numbers.*TransformAction'),
-    ],
-)
-def test_spaces_without_bounds(space, kind, said):
-    "They are refused before anything is learned"
-    for make in (
-        lambda: SquashedGaussian(None, space),
-        lambda: actor_net(WIDE, space),
-        lambda: SACLearner([], nn.Linear(2, 2), nn.Linear(2, 2), space),
-        lambda: TD3Learner([], nn.Linear(2, 2), nn.Linear(2, 2), space),
-    ):
-        with pytest.raises(kind, match=f'the .*action space; .*{said}'):
-            make()
-
-
 # ---- policies ----
 
 ARM = Box(np.float32([0, -1]), np.float32([8, 3]))
@@ -229,28 +187,6 @@ def test_a_policy_is_saved_and_goes_on(i, stop):
         assert same(want, c(states(2, k)))
         assert same(want, d(states(2, k)))
     assert a.asked == c.asked == 2 * stop + 10
-
-
-@pytest.mark.parametrize('i', [0, 1])
-def test_others_draw_nothing_from_it(i):
-    "Global generators are neither used nor disturbed"
-    a, b = (policies(7)[i] for _ in 'ab')
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    x = [a(states(2, k)) for k in range(3)]
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.rand(5)
-    np.random.rand(3)
-    assert same(x, [b(states(2, k)) for k in range(3)])
-
-
-@pytest.mark.parametrize('damage', [dict(asked=-1), dict(rng={}), dict(more=1)])
-@pytest.mark.parametrize('i', [0, 1])
-def test_a_policy_refuses_a_damaged_state(i, damage):
-    a, b = (policies(7)[i] for _ in 'ab')
-    with pytest.raises(StateError, match=f'^{type(a).__name__}: '):
-        a.load_state_dict({**a.state_dict(), **damage})
-    assert same(a(states(2)), b(states(2)))
 
 
 @pytest.mark.parametrize('bend', [lambda x: x[:, :1], lambda x: x[:1], lambda x: x.numpy()])
@@ -563,25 +499,6 @@ def test_errors_become_priorities(kind):
     assert priorities[batch.index].mean() == pytest.approx(record['td'], rel=1e-5)
 
 
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize(
-    'rows,said',
-    [
-        (lambda: steering(4)[:0], r'a batch; got shape \[0\]'),
-        (lambda: steering(4).reshape(2, 2), r'a batch; got shape \[2, 2\]'),
-        (lambda: fill(3), "column 'action'; got int64 in each row.*Remedy: give the learner"),
-        (lambda: fill(3, action=Box(-1, 1, (3,))), r"column 'action'; got float32\[3\]"),
-    ],
-)
-def test_rows_that_cannot_be_learned_from(kind, rows, said):
-    "They are named, and nothing has changed"
-    learner = getattr(Items([]), kind)(*models(kind), ARM, seed=0)
-    before = through_file(learner.state_dict())
-    with pytest.raises(ValueError, match=f'^{type(learner).__name__}: {said}'):
-        learner.learn(Steps(rows()))
-    assert same(before, through_file(learner.state_dict()))
-
-
 class Bent(nn.Module):
     def __init__(self, net, bend):
         super().__init__()
@@ -614,23 +531,6 @@ def test_models_of_another_shape(kind, part, bend, said):
     with pytest.raises(ValueError, match=said):
         learner.learn(Steps(steering(3)))
     assert same(before, state())
-
-
-@pytest.mark.parametrize(
-    'kind,wrong',
-    [
-        ('sac', dict(gamma=1.5)),
-        ('sac', dict(tau=0.0)),
-        ('sac', dict(lr=-1.0)),
-        ('td3', dict(smoothing=nan)),
-        ('td3', dict(most=-0.1)),
-        ('td3', dict(actor_every=0)),
-    ],
-)
-def test_settings_that_make_no_sense(kind, wrong):
-    "They are refused when the chain is built"
-    with pytest.raises(ValueError, match=f'^{kind.upper()}Learner: {next(iter(wrong))}'):
-        getattr(Items([]), kind)(*models(kind), ARM, **wrong)
 
 
 @pytest.mark.parametrize('kind', KINDS)

@@ -160,51 +160,6 @@ def test_a_table_learns_row_by_row(columns, scheduled, start, batches, n, gamma,
     assert learner.updates == batches
 
 
-def test_a_table_gives_its_errors_to_the_replay():
-    "The sizes of the errors, with the keys of their rows"
-    replay = PrioritizedReplay(None, 20, 40, seed=1)
-    replay.add(Steps(fill(40, Discrete(5))))
-    batch = replay.sample()
-    heard = []
-    replay.update_priorities = lambda keys, td: heard.append((keys.copy(), td.copy()))
-    QLearner([], QTable(Discrete(5), Discrete(3)), lr=0.0).learn(batch)
-    ((keys, td),) = heard
-    assert np.array_equal(keys, batch.rows['index'])
-    close(td, batch.reward.double(), 1e-6)  # the values of an empty table are 0
-
-
-@pytest.mark.parametrize('place', ['state', 'next_state', 'action'])
-@pytest.mark.parametrize('wrong', [-1, 8, 2**62, -(2**63)])
-def test_nothing_is_written_beside_the_table(place, wrong):
-    "One bad row among good ones is named; the table and the memory around it do not change"
-    table = QTable(Discrete(5), Discrete(3))
-    around = np.full((15, 3), 7.0)
-    table.table = torch.from_numpy(around[5:10])
-    rows = fill(6, Discrete(5))
-    rows[place][4] = wrong
-    learner = QLearner([], table)
-    with pytest.raises(ValueError, match=r'^QLearner: row 4 is outside the table'):
-        learner.learn(Steps(rows))
-    assert (around == 7).all()
-    assert learner.updates == 0
-
-
-def test_what_a_table_refuses():
-    "Spaces that are no numbers, actions that don't begin at 0, a checkpoint of another size"
-    with pytest.raises(TypeError, match='QTable: the observation space; got Box'):
-        QTable(WIDE, Discrete(3))
-    for actions in WIDE, Discrete(3, start=1), spaces.MultiDiscrete([3]):
-        with pytest.raises(TypeError, match='the action space; got .*; expected Discrete, from 0'):
-            QTable(Discrete(3), actions)
-    a, b = (QLearner([], QTable(Discrete(n), Discrete(3))) for n in (5, 6))
-    with pytest.raises(
-        ValueError,
-        match=r'QLearner.table: the checkpoint is of another model: table; '
-        r'got a tensor \[5, 3\] of float64; expected a tensor \[6, 3\]',
-    ):
-        b.load_state_dict(state_of(a))
-
-
 # ---- a network ----
 
 
@@ -302,29 +257,6 @@ def test_the_replay_gets_the_errors_of_the_plain_loop():
         priorities[batch.index] = np.abs(td)
         close(arrays(learner.model), plain.w)
         close(replay.sampler.probabilities(), priorities / priorities.sum())
-
-
-@pytest.mark.parametrize('flag,matters', [(None, True), ('truncated', True), ('terminated', False)])
-def test_truncated_goes_on_and_terminated_does_not(flag, matters):
-    "Only the next state of a terminated row has no effect on what is learned"
-
-    def learned(after, learner, space):
-        rows = fill(1, space)
-        rows['terminated'] = rows['truncated'] = False
-        if flag:
-            rows[flag] = True
-        rows['next_state'] = after
-        learner.learn(Steps(rows))
-
-    tables = [QTable(Discrete(5), Discrete(3)) for _ in 'ab']
-    for table, after in zip(tables, (3, 4)):
-        table.values[:] = np.arange(15).reshape(5, 3) ** 2
-        learned(after, QLearner([], table), Discrete(5))
-    assert np.array_equal(tables[0].values, tables[1].values) != matters
-    nets = [mlp(), mlp()]
-    for net, after in zip(nets, (0.5, -2)):
-        learned(after, DQNLearner([], net, optimizer=sgd()), WIDE)
-    assert same(*map(weights, nets)) != matters
 
 
 # ---- a recurrent network ----
@@ -499,21 +431,6 @@ def test_a_recurrent_network_learns_step_by_step(
             close(got[: len(want)], want, 1e-7)
 
 
-def test_no_gradient_comes_from_the_burn_in():
-    "An input that only the burn-in has gets no slope"
-    rows = tale([-6], seed=5)
-    rows['state'][:3, 0] = 1.0
-    rows['state'][3:, 0] = 0.0
-    rows['next_state'][:-1] = rows['state'][1:]
-    rows['next_state'][-1, 0] = 0.0
-    replay = SequenceReplay(None, 1, 10, length=6, burn_in=3, overlap=0, seed=0)
-    replay.add(Steps(rows))
-    model = recurrent(1)
-    R2D2Learner([], model, optimizer=sgd(0.0)).learn(replay.sample())
-    assert not model.encoder[1].weight.grad[:, 0].any()
-    assert model.encoder[1].weight.grad[:, 1].any()
-
-
 def test_sequences_without_anything_to_learn():
     "If all are shorter than the burn-in, there is no loss, no gradient and no change"
     replay = SequenceReplay(None, 2, 50, length=6, burn_in=4, overlap=0, alpha=1.0, seed=0)
@@ -522,23 +439,6 @@ def test_sequences_without_anything_to_learn():
     before = weights(learner.model)
     assert learner.learn(replay.sample()) == dict(loss=0, norm=0, td=0, q=0)
     assert same(weights(learner.model), before)
-
-
-def test_padding_has_no_effect():
-    "Whatever it holds"
-    replay = SequenceReplay(None, 3, 50, length=6, burn_in=1, overlap=0, seed=0)
-    replay.add(Steps(tale([4, -3, 2, 5])))
-    batch, out = replay.sample(), []
-    padding = ~batch.mask
-    assert padding.any()
-    for number in 0, 1e3:
-        b = batch.copy()
-        for column in b.state, b.next_state, b.reward:
-            column[padding] = number
-        b.terminated[padding] = bool(number)
-        learner = R2D2Learner([], recurrent())
-        out.append((learner.learn(b), weights(learner.model)))
-    assert same(*out)
 
 
 def test_dueling_and_other_memories():
@@ -639,23 +539,6 @@ def test_a_chain_with_a_table_goes_on_from_a_file():
     assert a.updates == b.updates
 
 
-@pytest.mark.parametrize('kind', CHAINS)
-def test_one_seed_one_result(kind):
-    "Numbers from the global generators change nothing; another seed gives other weights"
-
-    def run(seed):
-        pipe = CHAINS[kind](seed)
-        out = []
-        for record in islice(pipe, 25):
-            out.append(record)
-            torch.rand(3)
-            np.random.rand(2)
-        return out, weights(pipe.model)
-
-    assert same(run(3), run(3))
-    assert not same(run(3), run(4))
-
-
 @pytest.mark.parametrize('kind', ['dqn', 'r2d2'])
 def test_a_chain_pickles_whole(kind):
     "The policy's network is still the learner's; the target and the optimizer begin again"
@@ -714,17 +597,6 @@ def test_a_checkpoint_of_another_model():
         R2D2Learner([], recurrent()).load_state_dict(state_of(DQNLearner([], mlp())))
 
 
-def test_a_checkpoint_of_another_optimizer():
-    "It is refused when it is loaded, and nothing has changed"
-    a = DQNLearner([Steps(fill(5))] * 3, mlp(), optimizer=sgd())
-    b = DQNLearner([], mlp(1))
-    list(a)
-    before = state_of(b)
-    with pytest.raises(StateError, match='^DQNLearner.model_opt: '):
-        b.load_state_dict(state_of(a))
-    assert same(state_of(b), before)
-
-
 # ---- attacks ----
 
 
@@ -747,27 +619,6 @@ def test_what_is_no_number_leaves_everything_untouched(spoil, optimizer):
     assert same(state_of(a), before)
     assert a.learn(Steps(rows)) == b.learn(Steps(rows))
     assert same(state_of(a), state_of(b))
-
-
-def test_a_schedule_that_is_no_number():
-    "Is refused before it reaches the weights"
-    learner = DQNLearner([], mlp(), lr=lambda k: nan if k else 1e-3)
-    learner.learn(Steps(fill(5)))
-    before = weights(learner.model)
-    with pytest.raises(ValueError, match='^DQNLearner: '):
-        learner.learn(Steps(fill(5)))
-    assert same(weights(learner.model), before)
-
-
-def test_sequences_that_are_no_numbers_change_no_priority():
-    replay = SequenceReplay(None, 1, 20, length=4, burn_in=0, overlap=0, seed=0)
-    replay.add(Steps(tale([8])))
-    learner, batch = R2D2Learner([], recurrent()), replay.sample()
-    batch.rows['reward'][0, 1] = nan
-    before = state_of(learner), state_of(replay)
-    with pytest.raises(ValueError, match='^R2D2Learner: update 0: loss'):
-        learner.learn(batch)
-    assert same((state_of(learner), state_of(replay)), before)
 
 
 def test_frozen_parameters_stay():
@@ -870,127 +721,7 @@ def test_a_wrong_model_is_named(case):
         DQNLearner([], Says(WRONG[case])).learn(Steps(fill(6)))
 
 
-@pytest.mark.parametrize('action', [3, -1])
-def test_an_action_that_the_model_does_not_have(action):
-    rows = fill(6)
-    rows['action'][2] = action
-    learner = DQNLearner([], mlp())
-    before = weights(learner.model)
-    with pytest.raises((IndexError, RuntimeError)):
-        learner.learn(Steps(rows))
-    assert same(weights(learner.model), before)
-
-
-def test_dqn_wants_a_batch_of_rows():
-    "It refuses a single row, rows in sequences, and no row"
-    rows = Steps(fill(6))
-    for batch in rows[0], Steps(rows.rows.reshape(2, 3)), rows[:0]:
-        with pytest.raises((TypeError, ValueError), match='^DQNLearner: a batch'):
-            DQNLearner([], mlp()).learn(batch)
-
-
-def test_what_r2d2_refuses():
-    "Networks of another size than stored states, batches of rows, n-step rows"
-    with pytest.raises(TypeError, match='R2D2Learner: a batch; got Steps'):
-        list(PrioritizedReplay([Steps(fill(9))], 2, 20).r2d2(recurrent()))
-    replay = SequenceReplay(None, 2, 50, length=3, burn_in=1, overlap=0, seed=0)
-    replay.add(Steps(tale([9, -9])))
-    with pytest.raises(RuntimeError, match='Expected hidden'):
-        R2D2Learner([], recurrent(size=7)).learn(replay.sample())
-    merged = (
-        NStep([Steps(tale([9, -9], hidden=False))], 2, 0.9)
-        .sequence_replay(1, 50, length=3, burn_in=0, overlap=0)
-        .r2d2(recurrent())
-    )
-    with pytest.raises(ValueError, match="^R2D2Learner: rows of several steps.*'discount'.*n=5"):
-        list(merged)
-
-
-@pytest.mark.parametrize(
-    'kw',
-    [
-        dict(target_every=0),
-        dict(target_every=1.5),
-        dict(tau=0.0),
-        dict(tau=1.1),
-        dict(lr=-1.0),
-        dict(gamma=nan),
-        dict(max_norm=-1.0),
-        dict(n=0),
-    ],
-    ids=str,
-)
-def test_settings_are_checked_early(kw):
-    "When the stage is made; a negative norm would turn every gradient around"
-    with pytest.raises((TypeError, ValueError)):
-        R2D2Learner([], recurrent(), **kw)
-    if 'n' not in kw:
-        with pytest.raises((TypeError, ValueError)):
-            DQNLearner([], mlp(), **kw)
-
-
-def test_the_targets_have_no_gradient():
-    a, b = mlp(0), mlp(1)
-    for double in True, False:
-        q, goal = dqn_errors(a, b, Steps(fill(5)), 0.9, double)
-        assert q.requires_grad and not goal.requires_grad
-    q.sum().backward()
-    assert all(p.grad is None for p in b.parameters())
-    assert a[2].weight.grad.any()
-
-
 # ---- learners of several models, as a soft actor-critic and a delayed one are ----
-
-
-def test_a_compiled_model_loads_a_plain_one():
-    "The prefix that torch.compile adds is not in a checkpoint"
-
-    class Compiled(nn.Module):
-        def __init__(self, net):
-            super().__init__()
-            self._orig_mod = net
-
-        def forward(self, x):
-            return self._orig_mod(x)
-
-    a, b = DQNLearner([], mlp(0)), DQNLearner([], Compiled(mlp(1)))
-    for x, y in (a, b), (b, a):
-        x.learn(Steps(fill(5)))
-        y.load_state_dict(state_of(x))
-        assert x.learn(Steps(fill(5, seed=1))) == y.learn(Steps(fill(5, seed=1)))
-
-
-@pytest.mark.parametrize(
-    'space',
-    [Box(-1, 1, ()), spaces.MultiDiscrete([2, 3]), spaces.Dict(arm=Discrete(2))],
-    ids=lambda x: type(x).__name__,
-)
-def test_actions_that_have_no_values(space):
-    "A network and a table need one whole number for each row"
-    with pytest.raises(ValueError, match='column .action.; got|got shape .*expected .*actions'):
-        DQNLearner([], mlp()).learn(Steps(np.zeros(4, step_dtype(WIDE, space))))
-    with pytest.raises(ValueError, match="column 'action'; got .*; expected one whole number"):
-        table = QTable(Discrete(5), Discrete(3))
-        QLearner([], table).learn(Steps(np.zeros(4, step_dtype(Discrete(5), space))))
-
-
-@pytest.mark.parametrize('states', [np.zeros(4, 'f4'), 3, dict(a=3)], ids=repr)
-def test_a_policy_names_states_that_are_no_tensors(states):
-    "An environment without the stepper gives them"
-    with pytest.raises(TypeError, match='^EpsGreedy: states; got .*Remedy: .*torch.as_tensor'):
-        EpsGreedy(QTable(Discrete(5), Discrete(2)))(states)
-
-
-def test_a_table_names_states_that_it_does_not_have():
-    "It gives neither numpy's IndexError nor the values of another state"
-    table = QTable(Discrete(3, start=2), Discrete(2))
-    table.values[:] = [[1, 2], [3, 4], [5, 6]]
-    assert table(torch.tensor([4, 2])).tolist() == [[5, 6], [1, 2]]
-    for wrong in [1], [5], [2, -1]:
-        with pytest.raises(ValueError, match='^QTable: states; got .*; expected 2 to 4'):
-            table(torch.tensor(wrong))
-    with pytest.raises(IndexError):
-        table(torch.full((2,), 2.0))
 
 
 def test_an_error_above_comes_through():
@@ -1054,12 +785,3 @@ def test_r2d2_learns_to_remember():
     replay = steps.sequence_replay(32, 2000, length=2, burn_in=0, overlap=0, seed=0)
     list(islice(replay.r2d2(net, n=1, lr=1e-2, target_every=10), 300))
     assert evaluate(EpsGreedy(net, 0.0), Recall, 50, 1).mean() == 1
-
-
-@pytest.mark.slow
-def test_a_table_learns():
-    "The shortest way along the cliff"
-    table = QTable(Discrete(48), Discrete(4))
-    steps = GymStepper('CliffWalking-v1', EpsGreedy(table, 0.1, seed=0), seed=0)
-    list(islice(steps.q_learn(table, gamma=1.0, lr=0.5), 8000))
-    assert evaluate(EpsGreedy(table, 0.0), 'CliffWalking-v1', 1, 0) == -13

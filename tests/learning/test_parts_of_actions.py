@@ -144,17 +144,6 @@ def test_images_go_with_parts():
     assert conv_net(image, SPACE, (8,))(states).shape == (5, 3, 4)
 
 
-@pytest.mark.parametrize(
-    'space', [MultiDiscrete([2, 3], start=[0, 1]), MultiBinary((2, 2))], ids=str
-)
-def test_parts_begin_at_0_and_lie_in_a_row(space):
-    "Or the network is not made"
-    with pytest.raises(
-        TypeError, match='(?s)the action space; got Multi.*from 0, its parts in a row'
-    ):
-        value_net(Box(-1, 1, (2,)), space)
-
-
 def test_what_does_not_go_with_parts_is_refused_by_name():
     "R2D2, continuous actions, masks, a model without branches"
     box = Box(-9, 9, (2,))

@@ -31,25 +31,6 @@ def states(n):
 # ---- schedules ----
 
 
-@cases(100)
-@given(st.floats(-10, 10), st.floats(-10, 10), st.integers(1, 50))
-def test_a_line(start, end, steps):
-    "It has even steps, and then exactly its end"
-    line = LinearSchedule(start, end, steps)
-    for i in range(steps):
-        assert line(i) == pytest.approx(start + (end - start) * i / steps, abs=1e-12)
-    for i in steps, 10**12:
-        assert line(i) == end
-
-
-@pytest.mark.parametrize(
-    'start,factor,end,at,expected',
-    [(8, 0.5, 1.0, 2, 2.0), (8, 0.5, 1.0, 4, 1.0), (1, 2, 9.0, 3, 8.0), (1, 2, 9.0, 4, 9.0)],
-)
-def test_geometric_by_hand(start, factor, end, at, expected):
-    assert GeometricSchedule(start, factor, end)(at) == pytest.approx(expected)
-
-
 # ---- chance ----
 
 
@@ -119,13 +100,6 @@ def test_no_other_code_changes_it():
         return out
 
     assert play(1) == play(1, True) and play(1) != play(2) and play(None) != play(None)
-
-
-@pytest.mark.parametrize('eps', [-0.01, nan, np.array([0.5, 0.5, -1]), lambda k: 2.0, np.zeros(4)])
-def test_what_is_no_probability(eps):
-    "Numbers, schedules, and arrays of another size"
-    with pytest.raises(ValueError, match='^EpsGreedy: eps|could not be broadcast'):
-        EpsGreedy(prefers(2, 0, 4), eps)(states(3))
 
 
 @pytest.mark.parametrize('wrong', ['eps', 'values'])
@@ -323,33 +297,7 @@ def test_flat_as_gymnasium_has_it(space, seed, n):
     ).shape == (0, flat.size)
 
 
-def test_many_numbers_that_begin_anywhere():
-    "Each has a one at its place"
-    flat = FlattenSpace(spaces.MultiDiscrete([2, 3], start=[7, -2]))
-    assert flat(torch.tensor([[7, -2], [8, 0]])).tolist() == [[1, 0, 1, 0, 0], [0, 1, 0, 0, 1]]
-
-
-@pytest.mark.parametrize(
-    'space', [spaces.Text(3), spaces.Dict(b=spaces.OneOf([Discrete(3), Discrete(4)]))]
-)
-def test_what_cannot_be_flat(space):
-    with pytest.raises(TypeError, match='^FlattenSpace.*space has no fixed size'):
-        FlattenSpace(space)
-
-
 # ---- heads and networks ----
-
-
-def test_dueling_is_a_loop():
-    "Value plus advantage less the mean advantage"
-    torch.manual_seed(0)
-    head = Dueling(4, 3).double().requires_grad_(False)
-    x = torch.randn(2, 5, 4).double()
-    got = head(x)
-    for i in np.ndindex(2, 5):
-        v = float(head.value.weight[0] @ x[i] + head.value.bias[0])
-        a = [float(head.advantage.weight[k] @ x[i] + head.advantage.bias[k]) for k in range(3)]
-        assert got[i].tolist() == pytest.approx([v + y - sum(a) / 3 for y in a], abs=1e-12)
 
 
 @pytest.mark.parametrize('dueling', [False, True])
@@ -369,25 +317,6 @@ def test_a_value_net_is_layers(hidden, dueling):
         torch.testing.assert_close(got, net[-1](torch.from_numpy(x)))
 
 
-@pytest.mark.parametrize('space', [Discrete(3, start=1), Box(-1, 1, (1,))])
-@pytest.mark.parametrize('make', [value_net, RecurrentNet, QTable])
-def test_actions_are_numbers_from_0(make, space):
-    with pytest.raises(
-        TypeError, match='the action space; got .*expected Discrete, from 0.*TransformAction'
-    ):
-        make(Discrete(3), space)
-
-
-@pytest.mark.parametrize(
-    'bend',
-    [lambda q: q[:, 0], lambda q: (q, q), lambda q: q[:2], lambda q: q.numpy()],
-    ids=['[n]', 'tuple', '[2, actions]', 'array'],
-)
-def test_values_of_another_shape(bend):
-    with pytest.raises((TypeError, ValueError), match='^EpsGreedy: '):
-        EpsGreedy(lambda s: bend(torch.ones(len(s), 4)), 0.0)(states(3))
-
-
 # ---- names ----
 
 
@@ -396,13 +325,3 @@ def test_the_star_import_shadows_nothing_of_torch_nn():
     import fastrl_replay.all as everything
 
     assert not set(everything.__all__) & set(vars(nn))
-
-
-def test_what_a_policy_reports():
-    "How likely it is to explore: of a schedule now, of many environments on average"
-    assert EpsGreedy(prefers(1), 0.25).report() == dict(eps=0.25)
-    policy = EpsGreedy(prefers(1, 2), LinearSchedule(1, 0, 4))
-    policy(states(2))
-    assert policy.report() == dict(eps=0.5) and EpsGreedy(
-        prefers(1, 2), np.array([0.5, 0.25])
-    ).report() == dict(eps=0.375)

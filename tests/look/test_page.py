@@ -50,15 +50,7 @@ def hostile_parts():
         e |= dict(why=list(HOSTILE), end=HOSTILE[0])
     config = dict(settings=evil, versions=evil, machine=HOSTILE[1])
     lines = [{'env_steps': i, 'loss': 1.0, **{h: 0.5 for h in HOSTILE}} for i in range(5)]
-    run = run_sample(
-        HOSTILE[0],
-        HOSTILE[1],
-        config,
-        lines,
-        dict(evil),
-        said=HOSTILE[2],
-        videos={HOSTILE[1]: HOSTILE[8]},
-    )
+    run = run_sample(HOSTILE[0], HOSTILE[1], config, lines, dict(evil), said=HOSTILE[2])
     return [run, run, s, s]
 
 

@@ -1,7 +1,6 @@
 """A server of pages for one machine: which requests are answered, and that nothing else is read."""
 
 import http.client
-import io
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -110,13 +109,6 @@ def test_many_at_a_time(capfd):
         slow.set()
         assert late.result()[0] == 200
     assert capfd.readouterr() == ('', '')
-
-
-def test_files_are_sent_as_they_are_and_closed():
-    file = io.BytesIO(bytes(range(256)) * 5000)
-    with Server(lambda name: ('video/mp4', file)) as s:
-        assert ask(s, f'/{s.token}/x')[1] == bytes(range(256)) * 5000
-    assert file.closed
 
 
 def test_a_page_that_fails_says_so(server):
