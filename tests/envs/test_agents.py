@@ -289,7 +289,7 @@ def test_an_environment_that_cannot_be_saved_begins_new_episodes():
         again.load_state_dict(through_file(stepper.state_dict()))
     rows = next(iter(again)).rows
     assert (
-        rows['episode_n'].tolist() == [2, 3]
+        rows['episode_n'].tolist() == [2, 2]
         and rows['step_n'].tolist() == [1, 1]
         and rows['moment'].tolist() == [2, 2]
     )
@@ -310,7 +310,7 @@ def test_after_an_error_of_the_environment_a_new_episode_begins():
     with pytest.raises(EnvError, match='broken'):
         next(stream)
     rows = next(iter(stepper)).rows
-    assert rows['step_n'].tolist() == [1, 1] and rows['episode_n'].tolist() == [2, 3]
+    assert rows['step_n'].tolist() == [1, 1] and rows['episode_n'].tolist() == [2, 2]
 
 
 def test_what_was_opened_is_closed_and_what_was_given_is_not():

@@ -154,11 +154,11 @@ def test_only_at_the_end(vector):
 @pytest.mark.parametrize(
     'infos, message',
     [
-        ([dict(a='x')], "str"),
+        ([dict(a='x')], 'got <U1'),
         ([dict(a=[1, 2]), dict(a=[1, 2, 3])], r'got int64 \[3\]; expected int64 \[2\]'),
         ([dict(a=1), dict(a=1.5)], 'got float64'),
         ([dict(a=1), {}], "not in info; got info with nothing"),
-        ([dict(a=dict(b=1))], 'got dict .*; expected numbers'),
+        ([dict(a=dict(b=1))], 'got object'),
     ],
 )
 @pytest.mark.parametrize('vector', [None, AutoresetMode.SAME_STEP])
@@ -201,9 +201,7 @@ def test_nothing_allowed_is_named_and_ends_are_not():
         Says(ones, zeros, length=2, first=ones), n=2, info='action_mask'
     )  # zeros at the end
     assert steps.action_mask.tolist() == [[1, 0], [0, 0]] and steps.action.tolist() == [0, 0]
-    with pytest.raises(
-        EnvError, match='environment 0, episode 1, step 2: its action_mask allows nothing'
-    ):
+    with pytest.raises(EnvError, match='the action_mask of environment 0 allows nothing'):
         columns(Says(zeros, length=3, first=ones), info='action_mask')
     for mode in AutoresetMode:
         steps = columns(
