@@ -54,8 +54,7 @@ class EnvGroup:
         seeds = [None if seed is None else seed + first_id + i for i in range(self.n)]
         self.spaces = []
         for kind in 'observation_space', 'action_space':
-            names = [f'single_{kind}' if v else kind for v in vectors]
-            own = list(map(getattr, envs, names))
+            own = [getattr(env, f'single_{kind}', getattr(env, kind)) for env in envs]
             refuse_different(kind, own, ids)
             self.spaces.append(own[0])
         if float32:
@@ -75,8 +74,7 @@ class EnvGroup:
             else:
                 slot = SingleSlot(env, *place)
             self.slots.append(slot)
-        self.all_single = not any(vectors)
-        self.whole = isinstance(self.spaces[1], spaces.Discrete)
+        self.one_by_one = not any(vectors) and isinstance(self.spaces[1], spaces.Discrete)
         self.entries = entries or {}
         self.acting = Acting(self.spaces[1], seeds, policy, clip, self.entries)
         self.infos = InfoRows(self.entries, self.n, self.acting.asked) if self.entries else None
@@ -146,7 +144,7 @@ class EnvGroup:
         put(rows['action'], actions)
         if type(actions) is int:
             actions = np.array([actions])
-        if self.all_single and self.whole:
+        if self.one_by_one:
             actions = actions.tolist()  # Python's own numbers are faster one by one
         self.broken = True
         answers = np.ndarray(self.n, self.answers, rows)
@@ -207,9 +205,7 @@ class EnvGroup:
 
     def load_state_dict(self, state):
         "Continue from the state of the same environments"
-        standing = unpack(state['standing']).rows
-        own = [*self._likeness(), self.standing.dtype, self.standing.shape]
-        for got, expected in zip([*state['likeness'], standing.dtype, standing.shape], own):
+        for got, expected in zip(state['likeness'], self._likeness()):
             if got != expected:
                 raise StateError(
                     'GymStepper',
@@ -219,7 +215,7 @@ class EnvGroup:
                     'build the pipe that was saved',
                 )
         self.acting.load_state_dict(state['acting'])
-        self.standing[:] = standing
+        self.standing[:] = unpack(state['standing']).rows
         saved = zip(self.slots, state['slots'], strict=True)
         restarted = [slot.load_state_dict(own, self.seed) for slot, own in saved]
         if any(restarted):

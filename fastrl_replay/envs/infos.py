@@ -112,8 +112,7 @@ class InfoRows:
 
     def of_env(self, info, i) -> dict:
         "The entries of one environment of a vector"
-        found = {k: of_env(info, k, i) for k in self.defaults}
-        return {k: v for k, v in found.items() if v is not MISSING}
+        return {k: v for k in self.defaults if (v := of_env(info, k, i)) is not MISSING}
 
     def last_of_env(self, info, i) -> dict:
         "The entries of the last step of an episode, of a vector that resets in the same step"

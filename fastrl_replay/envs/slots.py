@@ -125,7 +125,9 @@ class Slot:
         seed,  # of the group
     ) -> bool:
         "Continue; return whether with new episodes, as the environment was not saved"
-        vars(self).update(decode(state['own']))
+        own = decode(state['own'])
+        for name in self.saved:
+            setattr(self, name, own[name])
         if state['env'] is not None:
             decode(state['env'], self.env)
         if state['why'] is None:

@@ -4,7 +4,7 @@ import json
 from itertools import islice
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from fastrl_replay.all import *
 from fastrl_replay.pipe import as_worker
 from fastrl_replay.cli import main
@@ -212,18 +212,6 @@ def test_nothing_allowed_is_named_and_ends_are_not():
             policy=lambda s, mask: mask.int().argmax(1),
         )
         assert (steps.action_mask[:, 0] == (steps.step_n == 1)).all()
-
-
-class SameStepWithout(VectorWrapper):
-    def step(self, a):
-        *out, info = super().step(a)
-        return *out, {k: v for k, v in info.items() if 'final_info' not in k}
-
-
-def test_same_step_without_its_last_info():
-    source = SameStepWithout(SyncVectorEnv(told(), autoreset_mode='SameStep'))
-    with pytest.raises(EnvError, match="an episode's last info is missing"):
-        list(islice(GymStepper(source, info=KEPT), 4))
 
 
 @pytest.mark.parametrize('info', ['action_mask', (), dict(KEPT, is_success=0.0)])
