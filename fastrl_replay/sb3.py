@@ -16,7 +16,7 @@ from .steps.errors import ArgumentError
 from .steps.row_dtypes import step_dtype
 from .memory.timeline import Timeline
 from .steps.nested import fields_of, nested_dtype, put
-from .envs.vector_slots import COUNTED, count_steps
+from .envs.slots import COUNTED, READY, count_steps
 
 # %% ../nbs/sb3.ipynb #65ff7d51
 def newest_in(
@@ -40,13 +40,11 @@ class _Rows:
         rows = np.zeros(n, dtype)  # a new array at each call would cost 10 µs
         self.steps, self.raw, self.dtype = Steps(rows), rows.view(np.uint8), dtype
         self.at = (dtype.itemsize, *(dtype.fields[k][1] for k in COUNTED))
-        self.ids = np.arange(n)
-        self.resets = np.zeros(n, bool)
         for k in _WRITTEN:
             setattr(self, k, rows[k])
 
     def __reduce__(self):
-        return _Rows, (len(self.ids), self.dtype)  # copies of columns would be other memory
+        return _Rows, (len(self.steps), self.dtype)  # copies of columns would be other memory
 
 # %% ../nbs/sb3.ipynb #277765b8
 _ANY = spaces.Discrete(1)
@@ -128,7 +126,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         # they count when the rows are in memory
         counts = self.counts.copy()
         totals = self.totals.copy()
-        count_steps(rows.raw, rows.at, rows.ids, 0, counts, totals, rows.resets)
+        counts[:, 2] *= READY  # what has ended begins again
+        count_steps(rows.raw, rows.at, 0, False, counts, totals)
         self.memory.add(rows.steps)
         self.counts = counts
         self.totals = totals

@@ -7,12 +7,10 @@ __all__ = ['AgentsSlot']
 
 # %% ../../nbs/envs/agent_slots.ipynb #794817fc
 import numpy as np
-from gymnasium.vector.utils import create_empty_array
-from .checks import as_flags, as_numbers, check_shape
-from .envstate import decode
-from .slots import Slot
+from .checks import write_answer, write_exactly
+from .slots import ABSENT, ENDED, READY, Slot
 from ..steps.errors import ArgumentError
-from ..steps.nested import map_leaves, pick, put, tupler
+from ..steps.nested import pick, put
 
 # %% ../../nbs/envs/agent_slots.ipynb #0eafbbbe
 class AgentsSlot(Slot):
@@ -20,130 +18,94 @@ class AgentsSlot(Slot):
 
     kind = 'agents'
     columns = dict(agent=np.int32, moment=np.int64)
+    saved = 'seed', 'names', 'moment'
 
-    def __init__(self, env, env_id, seed):
-        spaces = env.single_observation_space, env.single_action_space
-        super().__init__(env, env_id, seed, *spaces, env.num_envs)
+    def __init__(self, env, *place):
+        super().__init__(env, *place)
         # at each place, also while it isn't there
-        self.names = [*env.named, *[''] * (self.n - len(env.named))]
+        self.names = [*env.named, *[''] * (len(self.counts) - len(env.named))]
         self.moment = 0
-        self.tuple_obs = tupler(self.observation_space)
-        self.made = []  # the places that had a row in the last step
+        self.answer = {}, {}  # of the last step: observations and infos
 
-    idle = property(lambda self: self.over)  # does it matter what a policy says?
+    def reset(self, infos):
+        "Reset the environment if no agent is there"
+        flags = self.counts[:, 2]
+        if (flags != ABSENT).any():
+            return
+        parallel = self.env.parallel
+        obs, told = parallel.reset(**({} if self.seed is None else dict(seed=self.seed)))
+        self._join(obs, told, infos)
+        self.seed = None
+        if (flags == ABSENT).all():
+            raise ArgumentError(
+                'GymStepper',
+                'agents after a reset',
+                parallel.agents,
+                'at least one, with its observation',
+            )
 
-    def _own(self):
-        return dict(super()._own(), names=self.names, moment=self.moment)
-
-    def load_state_dict(self, state, seed):
-        restarted = super().load_state_dict(state, seed)
-        own = decode(state['own'])
-        self.names = own['names']
-        self.moment = own['moment']
-        return restarted
-
-    def leave(self):
-        "End all episodes; new ones begin"
-        self.counts[:, 2] = 1
+    def _join(self, obs, told, infos):
+        "Agents that were not there begin an episode; one without an observation comes later"
+        for name in self.env.parallel.agents:
+            if name not in obs:
+                continue
+            place = self._place(name)
+            if self.counts[place, 2] != ABSENT:
+                continue
+            put(self.state[place : place + 1], obs[name], write_exactly)
+            if infos is not None:
+                infos.reset(self.at + place, told.get(name, {}))
+            self.counts[place, 2] = READY
 
     def _place(self, name):
         "Return an agent's place; a new agent takes a free one, ideally one that never had a name"
         if name in self.names:
             return self.names.index(name)
-        taken = {*self.env.parallel.agents}
-        free = [p for p in range(self.n) if self.over[p] and self.names[p] not in taken]
+        taken = self.env.parallel.agents
+        free = np.flatnonzero(self.counts[:, 2] == ABSENT)
+        free = [p for p in free if self.names[p] not in taken]
         if not free:
             raise ArgumentError(
                 'GymStepper',
                 'more agents than places',
                 f'{name!r} beside {self.names}',
-                f'{self.n} at a time',
-                f'Agents(env, room={self.n + 1}) or more',
+                f'{len(self.names)} at a time',
+                f'Agents(env, room={len(self.names) + 1}) or more',
             )
         place = min(free, key=lambda p: (self.names[p] != '', self.names[p] in self.env.named, p))
         self.names[place] = name
         return place
 
-    def _see(self, place, obs):
-        check_shape(obs, self.observation_space, f'observation of agent {self.names[place]!r}')
-        map_leaves(lambda kept, x: kept.__setitem__(place, x), self.obs, obs)
-
-    def begin(self, state, infos, at):
-        "Be ready to act: reset the environment where no agent is there"
-        if self.over.all():
-            parallel = self.env.parallel
-            seeded = {} if self.seed is None else dict(seed=self.seed)
-            obs, told = parallel.reset(**seeded)
-            if self.obs is None:
-                self.obs = create_empty_array(self.observation_space, self.n, fn=np.zeros)
-            self._join(obs, told, (), infos, at)
-            self.seed = None
-        if self.over.all():
-            raise ArgumentError(
-                'GymStepper',
-                'agents after a reset',
-                self.env.parallel.agents,
-                'at least one, with its observation',
-            )
-        put(state, self.obs)
-
-    def _join(self, obs, told, ended, infos, at):  # ended: names whose episodes just did
-        "Agents that were not there begin an episode"
-        for name in self.env.parallel.agents:
-            here = name in self.names and not self.over[self.names.index(name)]
-            if here or name in ended or name not in obs:
-                continue  # without an observation, it comes later
-            place = self._place(name)
-            self._see(place, obs[name])
-            if infos is not None:
-                infos.reset(at + place, told.get(name, {}), f' of agent {name!r}')
-            self.counts[place] = self.counts[place, 0] + 1, 0, 0
-            self.totals[place] = 0.0
-
-    def act(self, actions, at, rows, result, infos):
-        "Step it with the actions of those that are there, and write what came into their rows"
-        here = np.flatnonzero(~self.over).tolist()
-        rows = rows[at : at + self.n]
-        came = self.env.parallel.step({self.names[p]: pick(actions, at + p) for p in here})
-        n = len(here)
-        rows[:n] = rows[here]
-        rows['agent'][:n], rows['moment'][:n] = here, self.moment
+    def step(self, actions, rows, infos):
+        "Step it with the actions of those that are there, and write the results into their rows"
+        here = np.flatnonzero(self.counts[:, 2] % 2 == 0).tolist()
+        acts = {self.names[p]: pick(actions, self.at + p) for p in here}
+        *answers, told = self.env.parallel.step(acts)
+        self.answer = answers[0], told
+        rows = rows[self.at : self.at + len(self.names)]
+        rows['agent'] = np.arange(len(rows))
+        rows['moment'] = self.moment
         self.moment += 1
-        for k, place in enumerate(here):
-            self._write(result, k, place, came, infos, at)
-        self.made = here
-        ended = [self.names[p] for p in here if self.over[p]]
-        self._join(came[0], came[4], ended, infos, at)
-        return 2 * (self.n - n) + bool(ended)
+        for place in here:
+            name = self.names[place]
+            row = rows[place : place + 1]
+            write_answer(row, *(x[name] for x in answers))
+            self.state[place] = row['next_state'][0]
+            if name not in self.env.parallel.agents and not (row['terminated'] | row['truncated']):
+                raise ArgumentError(
+                    'GymStepper',
+                    f'agent {name!r} left',
+                    'no end of its episode',
+                    'terminated, or truncated where it was just broken off',
+                )
+            if infos is not None:
+                infos.step(self.at + place, told.get(name, {}))
 
-    def _write(self, result, k, place, came, infos, at):  # k: of the row
-        "The row of one agent"
-        name = self.names[place]
-        obs, *numbers = (x[name] for x in came[:4])
-        self._see(place, obs)
-        (reward,) = as_numbers(numbers[0], 1, f'reward of agent {name!r}')
-        terminated, truncated = as_flags(numbers[1:], 2, f'end of agent {name!r}').tolist()
-        over = terminated or truncated
-        if not over and name not in self.env.parallel.agents:
-            raise ArgumentError(
-                'GymStepper',
-                f'agent {name!r} left',
-                'no end of its episode',
-                'terminated, or truncated where it was just broken off',
-            )
-        if infos is not None:
-            infos.step(at + place, came[4].get(name, {}), f' of agent {name!r}')
-        number = np.float32(reward)
-        episode, step, _ = self.counts[place].tolist()
-        self.counts[place] = episode, step + 1, over
-        self.totals[place] += float(number)
-        result[k] = (
-            number,
-            obs if self.tuple_obs is None else self.tuple_obs(obs),
-            terminated,
-            truncated,
-            self.env_id + place,
-            episode,
-            step + 1,
-            self.totals[place],
-        )
+    def finish(self, infos, wrong):
+        "Those whose episode has ended are not there any more; others may join"
+        flags = self.counts[:, 2]
+        ended = flags == ENDED
+        left = [self.names[p] for p in np.flatnonzero(ended)]
+        flags[ended] = ABSENT
+        obs, told = self.answer
+        self._join({name: x for name, x in obs.items() if name not in left}, told, infos)

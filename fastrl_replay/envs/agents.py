@@ -9,37 +9,25 @@ __all__ = ['is_parallel', 'as_agents', 'Agents']
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
-from ..steps.errors import ArgumentError, ArgumentTypeError, whole
+from .checks import refuse_different
+from ..steps.errors import ArgumentError, whole
 
 # %% ../../nbs/envs/agents.ipynb #19232b6d
-def _of_agents(x):  # spaces are methods, which take an agent's name
-    asks = all(
-        callable(getattr(x, k, None))
-        for k in ('observation_space', 'action_space', 'reset', 'step')
-    )
-    return asks and not isinstance(x, (type, gym.Env, VectorEnv))
-
-
 def is_parallel(
     x,  # anything
 ) -> bool:
     "Has it the interface of PettingZoo's `ParallelEnv`?"
-    return _of_agents(x) and not hasattr(x, 'agent_iter')
+    names = 'observation_space', 'action_space', 'reset', 'step'
+    if isinstance(x, (type, gym.Env, VectorEnv)) or hasattr(x, 'agent_iter'):
+        return False
+    # spaces are methods, which take an agent's name
+    return all(callable(getattr(x, name, None)) for name in names)
 
 
 def as_agents(
     x,  # an environment of any kind, or what is none
 ):  # `Agents` of a `ParallelEnv`; else `x`
-    "A parallel environment as environments of a stepper; an error where agents act in turn"
-    if _of_agents(x) and hasattr(x, 'agent_iter'):
-        raise ArgumentTypeError(
-            'GymStepper',
-            'source',
-            f'{x!r}'[:80],
-            'a ParallelEnv: this is an AECEnv, whose agents act in turn',
-            'pettingzoo.utils.conversions.aec_to_parallel(env), if all agents act in each round; '
-            'or parallel_env() of its module, where there is one',
-        )
+    "A parallel environment as environments of a stepper"
     return Agents(x) if is_parallel(x) else x
 
 # %% ../../nbs/envs/agents.ipynb #9b331f29
@@ -67,8 +55,13 @@ class Agents(VectorEnv):
         )
         # it will be reset again before it is stepped
         known = self.named or list(parallel.reset()[0])
-        self.single_observation_space = _common_space(parallel, known, 'observation_space')
-        self.single_action_space = _common_space(parallel, known, 'action_space')
+        own = {}
+        for kind in 'observation_space', 'action_space':
+            found = [getattr(parallel, kind)(name) for name in known]
+            refuse_different(kind, found, [f'agent {name!r}' for name in known])
+            own[kind] = found[0]
+        self.single_observation_space = own['observation_space']
+        self.single_action_space = own['action_space']
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
@@ -80,18 +73,3 @@ class Agents(VectorEnv):
 
     def __repr__(self):
         return f'Agents({self.parallel!r}, room={self.num_envs})'
-
-# %% ../../nbs/envs/agents.ipynb #591ce974
-def _common_space(parallel, names, kind):
-    "The space that all agents have"
-    space = getattr(parallel, kind)(names[0])
-    for name in names:
-        if getattr(parallel, kind)(name) != space:
-            raise ArgumentError(
-                'GymStepper',
-                f"the {kind} of agent {name!r}",
-                getattr(parallel, kind)(name),
-                f'{space}, as {names[0]!r} has',
-                'wrappers that make their spaces alike, such as those of SuperSuit',
-            )
-    return space

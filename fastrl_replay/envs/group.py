@@ -6,64 +6,28 @@
 __all__ = ['GROUP', 'EnvGroup']
 
 # %% ../../nbs/envs/group.ipynb #5b67fa0b
-import numpy as np, torch
+import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from .acting import Acting
 from .actions import as_array
 from .agents import Agents
 from .agent_slots import AgentsSlot
-from .checks import as_float32
+from .checks import as_float32, refuse_different, write_exactly
 from .envstate import encoded
 from .infos import InfoRows
-from .slots import SLOT, SingleSlot
+from .slots import COUNTED, SLOT, SingleSlot, count_steps
 from .vector_slots import VectorSlot
-from ..steps.core import Steps, column_of_rows
-from ..steps.errors import ActionError, ArgumentError, EnvError, StateError, in_words
+from ..steps.core import Steps, pack, unpack
+from ..steps.errors import ActionError, EnvError, StateError, in_words
 from ..steps.nested import fields_of, map_leaves, nested_dtype, put
-from ..steps.row_dtypes import MASK, step_dtype
-from ..steps.states import anything, dict_of, listed, maybe
+from ..steps.row_dtypes import step_dtype
+from ..steps.states import anything, block, dict_of, listed, maybe
 
 # %% ../../nbs/envs/group.ipynb #5969f23a
-def _column_dtype(x, n, name):
+def _column_dtype(x, name):
     "The dtype of one row of a column that the policy, or the environments, add"
-
-    def of_array(x, name):
-        if fields_of(x) is not None:
-            return None
-        if x.shape[:1] == (n,):
-            return np.dtype((x.dtype, x.shape[1:]))
-        raise ActionError(
-            'GymStepper',
-            f"the policy's column {name!r}",
-            f'shape {list(x.shape)}',
-            f'[{n}, ...]: an entry for each environment',
-        )
-
-    return nested_dtype(x, of_array, name)
-
-# %% ../../nbs/envs/group.ipynb #5107e0f1
-def _slot(env, env_id, seed, mode):
-    if isinstance(env, Agents):
-        return AgentsSlot(env, env_id, seed)
-    if isinstance(env, VectorEnv):
-        return VectorSlot(env, env_id, seed, mode)
-    return SingleSlot(env, env_id, seed)
-
-
-def _same(slots, kind):
-    "What all environments must have in common"
-    first = getattr(slots[0], kind)
-    for slot in slots:
-        if getattr(slot, kind) != first:
-            raise ArgumentError(
-                'GymStepper',
-                f'the {kind} of environment {slot.env_id}',
-                getattr(slot, kind),
-                f'{first}, as the first has',
-                'step different environments in different pipelines',
-            )
-    return first
+    return None if fields_of(x) is not None else np.dtype((x.dtype, x.shape[1:]))
 
 # %% ../../nbs/envs/group.ipynb #08e37547
 class EnvGroup:
@@ -82,52 +46,64 @@ class EnvGroup:
     ):
         self.seed = seed
         self.first_id = first_id
-        self.pairs = []
-        self.n = 0
-        for env in envs:
-            own = first_id + self.n
-            slot = _slot(env, own, None if seed is None else seed + own, mode)
-            self.pairs.append((slot, self.n))
-            self.n += slot.n
-        self.slots = slots = [slot for slot, _ in self.pairs]
-        self.all_single = all(slot.kind == 'single' for slot in slots)
-        self.ended = False  # did an episode end in the last step?
-        lags = any(slot.lags for slot in slots)
-        space = _same(slots, 'observation_space')
-        self.spaces = as_float32(space) if float32 else space, _same(slots, 'action_space')
-        self.whole = isinstance(self.spaces[1], spaces.Discrete)
-        own = None if seed is None else seed + first_id
+        vectors = [isinstance(env, VectorEnv) for env in envs]
+        ends = np.cumsum([env.num_envs if v else 1 for env, v in zip(envs, vectors)]).tolist()
+        starts = [0, *ends[:-1]]
+        ids = [f'environment {first_id + start}' for start in starts]
+        self.n = ends[-1]
+        seeds = [None if seed is None else seed + first_id + i for i in range(self.n)]
+        self.spaces = []
+        for kind in 'observation_space', 'action_space':
+            own = [getattr(env, f'single_{kind}', getattr(env, kind)) for env in envs]
+            refuse_different(kind, own, ids)
+            self.spaces.append(own[0])
+        if float32:
+            self.spaces[0] = as_float32(self.spaces[0])
+        state = step_dtype(*self.spaces)['state']
+        fields = [('counts', 'i4', 3), ('total', 'f8'), ('state', state)]
+        self.standing = np.zeros(self.n, np.dtype(fields, align=True))
+        self.counts, self.totals, self.state = (self.standing[name] for name, *_ in fields)
+        self.slots = []
+        for env, start, end in zip(envs, starts, ends):
+            part = slice(start, end)
+            place = first_id + start, start, seeds[start], self.counts[part], self.state[part]
+            if isinstance(env, Agents):
+                slot = AgentsSlot(env, *place)
+            elif isinstance(env, VectorEnv):
+                slot = VectorSlot(env, *place, mode=mode)
+            else:
+                slot = SingleSlot(env, *place)
+            self.slots.append(slot)
+        self.one_by_one = not any(vectors) and isinstance(self.spaces[1], spaces.Discrete)
         self.entries = entries or {}
-        self.acting = Acting(self.spaces[1], self.n, policy, own, clip, self.entries)
-        asked = self.acting.asked
-        needed = tuple(self.entries) if 'info' in asked else (MASK,) if asked else ()
-        self.infos = InfoRows(self.entries, self.n, needed) if self.entries else None
-        self.idle_matters = bool(asked) or policy is None and lags
-        # dtypes: of the slots', the policy's and info's columns, which the first block decides
-        self.columns = dict(slots=_same(slots, 'columns'))
+        self.acting = Acting(self.spaces[1], seeds, policy, clip, self.entries)
+        self.infos = InfoRows(self.entries, self.n, self.acting.asked) if self.entries else None
+        self.idle = None  # environments whose action doesn't count
+        self.uses_idle = policy is None or self.infos is not None
         self.broken = False  # was a step begun that did not come to its end?
-        self._decide(self.columns)
+        self.noted = True  # did the last step leave out a row, or end an episode?
+        # dtypes: of the slots', the policy's and info's columns, which the first block decides
+        self.agents = isinstance(self.slots[0], AgentsSlot)
+        self.strict = any(slot.assumed for slot in self.slots)
+        columns = [slot.columns for slot in self.slots]
+        refuse_different('columns', columns, ids)
+        self._decide(dict(slots=columns[0]))
 
     def _decide(self, columns):
         "Which columns rows have"
+        self.columns = columns
         policys, infos = columns.get('policy', {}), columns.get('info', {})
         self.dtype = step_dtype(*self.spaces, **columns['slots'], **policys, **infos)
-        fields = self.dtype.fields
-        names = [n for n in step_dtype(*self.spaces).names if n not in ('state', 'action')]
-        self.result = np.dtype(
-            dict(
-                names=names,
-                formats=[fields[n][0] for n in names],
-                offsets=[fields[n][1] for n in names],
-                itemsize=self.dtype.itemsize,
-            )
-        )  # the same rows without these columns: what slots write as one tuple
-        self.columns = columns
+        places = [self.dtype.fields[n][1] for n in COUNTED]
+        self.at = np.array([self.dtype.itemsize, *places])
+        # the same rows with the columns that slots write
+        names = ['reward', 'next_state', 'terminated', 'truncated', *columns['slots']]
+        self.answers = self.dtype[names]
 
     def _add(self, rows, kind, values):
         "Write columns; with the first block, make rows that have them"
         values = {k: map_leaves(as_array, v) for k, v in values.items()}
-        dtypes = {k: _column_dtype(v, len(rows), k) for k, v in values.items()}
+        dtypes = {k: nested_dtype(v, _column_dtype, k) for k, v in values.items()}
         if kind not in self.columns:
             self._decide(self.columns | {kind: dtypes})
             old = rows
@@ -142,123 +118,86 @@ class EnvGroup:
                 f'{self.columns[kind] or "none"}, as at first',
             )
         for k, v in values.items():
-            put(rows[k], v)
+            put(rows[k], v, write_exactly)
         return rows
 
     def step(self) -> Steps:  # None: every row was a reset
         "Step all environments once"
-        self._mend()
+        if self.broken:
+            self._leave()
+        if self.noted:
+            self._each('could not be reset', 'reset', self.infos)
+            if self.uses_idle:
+                self.idle = self.counts[:, 2] % 2 == 1
         # zeros, or padding would hold what lay there before
         raw = np.zeros(self.n * self.dtype.itemsize, np.uint8)
         rows = np.ndarray(self.n, self.dtype, raw)  # faster than np.zeros(n, dtype)
         state = rows['state']
-        for slot, start in self.pairs:
-            try:
-                slot.begin(state[start : start + slot.n], self.infos, start)
-            except Exception as e:
-                raise _failed(slot, 'could not be reset', e) from e
-        idle = self._joined('idle') if self.idle_matters else [False] * self.n
-        given = self._given(idle) if self.acting.asked else {}
-        actions, hidden, extra = self.acting.ask(state, idle, given)
+        state[...] = self.state
+        given = {}
+        if self.acting.asked:
+            given = self.infos.given(self.idle, self.first_id)
+        actions, hidden, extra = self.acting.ask(state, self.idle, given)
         if extra or self.columns.get('policy') != {}:
             rows = self._add(rows, 'policy', extra)
+            raw = rows.view(np.uint8)
         put(rows['action'], actions)
         if type(actions) is int:
-            actions = [actions] if self.all_single else np.array([actions])
-        elif self.all_single and self.whole:
+            actions = np.array([actions])
+        if self.one_by_one:
             actions = actions.tolist()  # Python's own numbers are faster one by one
         self.broken = True
-        rows = self._act(rows, actions)
+        answers = np.ndarray(self.n, self.answers, rows)
+        self._each('failed', 'step', actions, answers, self.infos)
+        left, ended, wrong = count_steps(
+            raw, self.at, self.first_id, self.strict, self.counts, self.totals
+        )
         self.acting.hidden = hidden
-        if self.ended and self.acting.recurrent:
-            self.acting.forget(self._joined('fresh'))
+        if left:
+            rows = rows[: self.n - left]
+        if self.infos is not None and len(rows):
+            entries = {k: self.infos.rows[k][~self.idle] for k in self.entries}
+            rows = self._add(rows, 'info', entries)
+        self.noted = left or ended or self.agents  # new agents may have come
+        if self.noted:
+            self._each('failed', 'finish', self.infos, wrong)
+            if self.acting.recurrent:
+                self.acting.forget(self.counts[:, 2] > 0)
         self.broken = False
         return Steps(rows) if len(rows) else None
 
-    def _act(self, rows, actions):
-        "Step the environments with these actions; return the rows that are no resets"
-        result = np.ndarray(self.n, self.result, rows)
-        outcomes = []  # of each slot: 2 * rows left out + 1 where an episode ended
-        for slot, start in self.pairs:
-            own = result[start : start + slot.n]
+    def _each(self, what, method, *args):
+        "Let each slot do something, and name one that fails, with its episode and step"
+        for slot in self.slots:
             try:
-                outcomes.append(slot.act(actions, start, rows, own, self.infos))
+                getattr(slot, method)(*args)
             except EnvError:
                 raise
             except Exception as e:
-                raise _failed(slot, 'failed', e) from e
-        self.ended = any(outcomes)
-        if max(outcomes) > 1:
-            firsts = [slice(slot.n - (out >> 1)) for slot, out in zip(self.slots, outcomes)]
-            rows = rows[firsts[0] if len(firsts) == 1 else self._places(firsts)]
-        if self.infos is not None and len(rows):
-            made = self._places([slot.made for slot in self.slots])
-            rows = self._add(rows, 'info', {k: self.infos.rows[k][made] for k in self.entries})
-        return rows
+                who, episode, step = slot.where()
+                where = f'{who} {what} in episode {episode}, step {step}'
+                raise EnvError('GymStepper', where, in_words(e)) from e
 
-    def _places(self, parts):
-        "Places in the group of these parts of the slots"
-        pairs = zip(self.pairs, parts)
-        return np.concatenate([np.arange(at, at + slot.n)[part] for (slot, at), part in pairs])
-
-    def _mend(self):
+    def _leave(self):
         "After a step that failed or was interrupted, all environments begin new episodes"
-        if self.broken:
-            for slot in self.slots:
-                slot.leave()
-            self.acting.hidden = None
-            self.broken = False
-
-    def _joined(self, name):
-        return np.concatenate([getattr(slot, name) for slot in self.slots])
-
-    def _given(self, idle):
-        "What the policy gets besides the states; copies, which it may keep"
-        given = {}
-        if 'mask' in self.acting.asked:
-            given['mask'] = torch.from_numpy(self._mask(idle))
-        if 'info' in self.acting.asked:
-            given['info'] = {k: column_of_rows(self.infos.now[k].copy()) for k in self.infos.needed}
-        return given
-
-    def _mask(self, idle) -> np.ndarray:  # bool [n, actions]
-        "Which actions are allowed in each environment"
-        a = self.infos.now[MASK]
-        space = self.spaces[1]
-        shape = (self.n, int(space.n)) if isinstance(space, spaces.Discrete) else a.shape
-        if a.dtype.kind not in 'biu' or a.shape != shape:
-            raise ArgumentError(
-                'GymStepper',
-                f'entry {MASK!r} of info',
-                f'{a.dtype} {list(a.shape[1:])}',
-                f'bool or whole numbers {list(shape[1:])}: 0 where an action is not allowed',
-            )
-        mask = a != 0
-        mask[idle] = True
-        none = ~mask.reshape(self.n, -1).any(1)
-        if none.any():
-            i = int(none.argmax())
-            episode, step, _ = np.concatenate([slot.counts for slot in self.slots])[i]
-            where = f'environment {self.first_id + i}, episode {episode}, step {step + 1}'
-            raise EnvError(
-                'GymStepper',
-                f'{where}: its {MASK} allows nothing',
-                'zeros only',
-                'an action that is allowed, unless the episode has ended',
-                'let the environment end the episode there',
-            )
-        return mask
+        for slot in self.slots:
+            slot.leave()
+        self.acting.hidden = None
+        self.broken = False
+        self.noted = True
 
     def _likeness(self):
         "What other environments must have in common with these to continue where they stand"
-        kinds = [[slot.n, slot.kind] for slot in self.slots]
+        kinds = [[len(slot.counts), slot.kind] for slot in self.slots]
         return [f'{self.n} environments', kinds, str((*self.spaces, self.entries))]
 
     def state_dict(self) -> dict:
-        "The state of its slots and of the policy's memory"
-        self._mend()
+        "Where its environments are, the state of its slots and of the policy's memory"
+        if self.broken:
+            self._leave()
         return dict(
             likeness=self._likeness(),
+            standing=pack(Steps(self.standing)),
             slots=[slot.state_dict() for slot in self.slots],
             acting=self.acting.state_dict(),
             info={} if self.infos is None else self.infos.state_dict(),
@@ -276,23 +215,25 @@ class EnvGroup:
                     'build the pipe that was saved',
                 )
         self.acting.load_state_dict(state['acting'])
+        self.standing[:] = unpack(state['standing']).rows
         saved = zip(self.slots, state['slots'], strict=True)
         restarted = [slot.load_state_dict(own, self.seed) for slot, own in saved]
         if any(restarted):
-            self.acting.forget(np.repeat(restarted, [slot.n for slot in self.slots]))
+            self.acting.forget(np.repeat(restarted, [len(slot.counts) for slot in self.slots]))
         if self.infos is not None:
             self.infos.load_state_dict(state['info'])
-
-# %% ../../nbs/envs/group.ipynb #9dd42bc4
-def _failed(slot, what, e):
-    who, episode, step = slot.where()
-    return EnvError('GymStepper', f'{who} {what} in episode {episode}, step {step}', in_words(e))
+        self.noted = True
 
 # %% ../../nbs/envs/group.ipynb #0d68238b
-# a form
+def _packed(x):
+    block(x)
+    return x
+
+
 GROUP = dict(
     likeness=anything,
+    standing=_packed,
     slots=listed(SLOT),
     acting=dict(spaces=listed(encoded), hidden=maybe(listed(encoded))),
     info=dict_of(encoded),
-)
+)  # the form of what `state_dict` gives

@@ -7,17 +7,13 @@ __all__ = ['MISSING', 'info_entries', 'InfoRows', 'of_env', 'asks_for']
 
 # %% ../../nbs/envs/infos.ipynb #8e6055c0
 import inspect
-import numpy as np
-from gymnasium import spaces
-from torch import nn
+import numpy as np, torch
 from .envstate import decode, encode
-from ..steps.errors import ArgumentError, ArgumentTypeError, StateError
-from ..steps.row_dtypes import MASK, step_dtype
+from ..steps.core import column_of_rows
+from ..steps.errors import ArgumentError, ArgumentTypeError, EnvError
+from ..steps.row_dtypes import MASK
 
 # %% ../../nbs/envs/infos.ipynb #9e0d0278
-_TWO = spaces.Discrete(2)
-
-
 def info_entries(
     info,  # a name, names, or a dict: name → default if it is missing; None: it must be there
 ) -> dict:  # name → default, or None
@@ -31,95 +27,92 @@ def info_entries(
             repr(info),
             "names of entries, or a dict: info=dict(action_mask=None, is_success=False)",
         )
-    # an error for names that rows have, or need
-    step_dtype(_TWO, _TWO, **dict.fromkeys(info, np.float32))
     return dict(info) if isinstance(info, dict) else dict.fromkeys(info)
 
 # %% ../../nbs/envs/infos.ipynb #b3d78c25
 MISSING = object()
 
-
-def _numbers(x, name):
-    "An entry as an array"
-    try:
-        a = np.asarray(x)
-    except ValueError:
-        a = np.empty(0, object)  # parts of different lengths
-    if a.dtype.kind in 'biuf':
-        return a
-    raise ArgumentError(
-        'GymStepper',
-        f'entry {name!r} of info',
-        f'{type(x).__name__} {x!r}'[:60],
-        'numbers',
-        'leave it out of info=, or let the environment give numbers',
-    )
-
 # %% ../../nbs/envs/infos.ipynb #d2f18c54
 class InfoRows:
-    "Entries of `n` environments: of the rows of a step, and of the states to act in"
+    "Entries of `n` environments"
 
     def __init__(
         self,
         defaults: dict,  # name → default; None: it must be there
         n: int,
-        needed: tuple = (),  # entries that the policy is given, which a reset must have
+        asked: set = frozenset(),  # what the policy is given: 'mask', 'info'
     ):
         self.defaults = defaults
         self.n = n
-        self.needed = needed
+        self.asked = asked
+        # entries that the policy is given, which a reset must have
+        self.needed = list(defaults) if 'info' in asked else [MASK] if asked else []
         # name → array [n, …], as soon as the first entry has come
         self.rows = {}
-        self.now = {}
 
-    def _write(self, arrays, i, name, info, of):
-        x = info.get(name, MISSING)
+    def _write(self, i, name, info):
         default = self.defaults[name]
-        if x is MISSING:
-            x = default
+        x = info.get(name, default)
         if x is None:
             raise ArgumentError(
                 'GymStepper',
-                f'entry {name!r}{of} is not in info',
+                f'entry {name!r} is not in info',
                 f'info with {sorted(map(str, info)) or "nothing"}',
                 remedy=f'a default for where it is missing, such as info=dict({name}=0)',
             )
-        a = _numbers(x, f'{name}{of}')
-        if name not in self.rows:
-            first = a if default is None else _numbers(default, name)
-            self._make(name, np.zeros((self.n, *first.shape), first.dtype))
-        out = arrays[name]
+        a = np.asarray(x)
+        first = a if default is None else np.asarray(default)
+        if name not in self.rows and first.dtype.kind in 'biuf':
+            self.rows[name] = np.zeros((self.n, *first.shape), first.dtype)
+        out = self.rows.get(name, np.zeros(0))
         if a.shape != out.shape[1:] or not np.can_cast(a.dtype, out.dtype, 'safe'):
             raise ArgumentError(
                 'GymStepper',
-                f'entry {name!r}{of} of info',
+                f'entry {name!r} of info',
                 f'{a.dtype} {list(a.shape)}',
                 f'{out.dtype} {list(out.shape[1:])}, as the first one or its default',
-                'return the same dtype and shape each time, or set a default: '
+                'return numbers of the same dtype and shape each time, or set a default: '
                 'info=dict(x=0.) for floats',
             )
         out[i] = a
 
-    def _make(self, name, array):
-        self.rows[name] = array
-        self.now[name] = array.copy()
-
-    def reset(self, i, info, of=''):  # i: which environment; of: whose they are, for errors
+    def reset(self, i, info):  # i: which environment
         "Keep what a reset returned, if the policy needs it"
         for name in self.needed:
-            self._write(self.now, i, name, info, of)
+            self._write(i, name, info)
 
-    def step(self, i, info, of=''):
+    def step(self, i, info):
         "Keep what a step returned"
         for name in self.defaults:
-            self._write(self.rows, i, name, info, of)
-        for name in self.needed:
-            self.now[name][i] = self.rows[name][i]
+            self._write(i, name, info)
+
+    def given(
+        self,
+        idle,  # bool [n]: environments whose action doesn't count
+        first_id,  # the number of the first environment
+    ) -> dict:
+        "What the policy gets besides the states; copies, which it may keep"
+        given = {}
+        if 'info' in self.asked:
+            given['info'] = {k: column_of_rows(self.rows[k].copy()) for k in self.needed}
+        if 'mask' in self.asked:
+            mask = self.rows[MASK] != 0
+            mask[idle] = True
+            none = ~mask.reshape(self.n, -1).any(1)
+            if none.any():
+                raise EnvError(
+                    'GymStepper',
+                    f'the {MASK} of environment {first_id + none.argmax()} allows nothing',
+                    'zeros only',
+                    'an action that is allowed, unless the episode has ended',
+                    'let the environment end the episode there',
+                )
+            given['mask'] = torch.from_numpy(mask)
+        return given
 
     def of_env(self, info, i) -> dict:
         "The entries of one environment of a vector"
-        found = {k: of_env(info, k, i) for k in self.defaults}
-        return {k: v for k, v in found.items() if v is not MISSING}
+        return {k: v for k in self.defaults if (v := of_env(info, k, i)) is not MISSING}
 
     def last_of_env(self, info, i) -> dict:
         "The entries of the last step of an episode, of a vector that resets in the same step"
@@ -136,15 +129,11 @@ class InfoRows:
 
     def state_dict(self) -> dict:
         "The entries that the policy is given next"
-        return {k: encode(self.now[k]) for k in self.needed if k in self.now}
+        return {k: encode(self.rows[k]) for k in self.needed if k in self.rows}
 
     def load_state_dict(self, state):
         "Continue with entries that were saved"
-        for k, saved in state.items():
-            array = decode(saved)
-            if k not in self.needed or len(array) != self.n:
-                raise StateError('GymStepper', f'a saved entry {k!r} of info', list(array.shape))
-            self._make(k, array)
+        self.rows.update({k: decode(saved) for k, saved in state.items()})
 
 # %% ../../nbs/envs/infos.ipynb #eb25393f
 def of_env(
@@ -170,23 +159,10 @@ def asks_for(
     recurrent: bool = False,  # does it take a hidden state after the states?
 ) -> set:  # of 'mask' and 'info'
     "Which of `mask=` and `info=` a policy is to be given"
-    called = policy.forward if isinstance(policy, nn.Module) else policy
+    called = policy.forward if isinstance(policy, torch.nn.Module) else policy
     try:
-        parameters = list(inspect.signature(called).parameters.values())[1 + recurrent :]
+        names = list(inspect.signature(called).parameters)[1 + recurrent :]
     except (TypeError, ValueError):
         return set()  # None, and functions that don't tell
     there = dict(mask=MASK in entries, info=bool(entries))
-    asked = set()
-    for p in parameters:
-        if p.name not in there or p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-            continue
-        if there[p.name]:
-            asked.add(p.name)
-        elif p.default is p.empty:
-            raise ArgumentError(
-                'GymStepper',
-                f'the policy asks for {p.name!r}',
-                f'info={tuple(entries)}',
-                f'info={MASK!r}' if p.name == 'mask' else 'entries of info to be kept',
-            )
-    return asked
+    return {name for name in names if there.get(name)}

@@ -44,7 +44,7 @@ def open_envs(
             'source',
             f'{source!r}'[:80],
             'an environment id, a gym.Env, a VectorEnv, a ParallelEnv, a function that makes one, '
-            'a list of these, or a pipe of them',
+            'a list of these, or a pipe of them; of an AECEnv, aec_to_parallel(env)',
         )
     opened.append(env)
     return [env]

@@ -15,7 +15,6 @@ from .group import GROUP, EnvGroup
 from .infos import info_entries
 from .slots import saved_env
 from .sources import check_distinct, close_envs, open_envs
-from .vector_slots import as_mode
 from fastrl_replay.pipe import (
     IterDataPipe,
     MapDataPipe,
@@ -59,19 +58,13 @@ class GymStepper(Positioned):
         self.policy = policy
         self.seed = seed
         self.autoreset_mode = autoreset_mode
-        self._mode = as_mode(autoreset_mode)
-        if clip not in (None, True, False):
-            raise ArgumentError('GymStepper', 'clip', repr(clip), 'True, False or None')
         self.clip = clip
         self.float32 = float32
         self.info = info
         self._entries = info_entries(info)
-        self._warned = False
         self._state = {}  # of groups, by their first number: what was loaded
         self._home = os.getpid(), worker_info()  # whose environments these are
         self._fresh()
-        if isinstance(source, (list, tuple)) and not source:
-            check_distinct([])  # an error
 
     def _fresh(self):
         self._groups = {}  # id of the pipe's item → group
@@ -109,19 +102,15 @@ class GymStepper(Positioned):
         check_distinct(envs)
         first, seed = self._numbers(envs)
         group = EnvGroup(
-            envs, self.policy, seed, first, self._mode, self.clip, self.float32, self._entries
+            envs,
+            self.policy,
+            seed,
+            first,
+            self.autoreset_mode,
+            self.clip,
+            self.float32,
+            self._entries,
         )
-        assumed = next((slot for slot in group.slots if slot.assumed), None)
-        if assumed and not self._warned:
-            self._warned = True
-            warnings.warn(
-                problem(
-                    'GymStepper',
-                    f'how environment {assumed.env_id} resets is not said, NextStep is assumed',
-                    f'{assumed.env} without autoreset_mode in its metadata',
-                    remedy="GymStepper(..., autoreset_mode='next_step')",
-                )
-            )
         if self._state and (not self.piped or first in self._state):
             self._load(group)
         self._groups[id(env)] = group
@@ -221,7 +210,7 @@ class GymStepper(Positioned):
         return state
 
     def restore(self, state):
-        slots = _slots_of(state)
+        slots = [slot for _, group in state['groups'] for slot in group['slots']]
         left = [slot for slot in slots if slot['why'] is not None]
         if left:
             n, of = (sum(slot['n'] for slot in some) for some in (left, slots))
@@ -241,10 +230,6 @@ class GymStepper(Positioned):
         self._resume = state['place']
         if self._saves_policy and state['policy'] is not None:
             self.policy.load_state_dict(state['policy'])
-
-# %% ../../nbs/envs/stepper.ipynb #51f7d5e1
-def _slots_of(state):
-    return [slot for _, group in state['groups'] for slot in group['slots']]
 
 # %% ../../nbs/envs/stepper.ipynb #3b95d46d
 def GymTypeTransform(

@@ -177,49 +177,6 @@ def test_a_new_name_takes_a_free_number_and_the_same_name_keeps_it():
             assert len(set(mine['state'][mine['episode_n'] == n][:, 0].tolist())) == 1
 
 
-def test_more_agents_than_places_are_an_error_with_the_remedy():
-    class Guests(Script):
-        plan = 'abc', 'abcd', ''
-
-    with pytest.raises(EnvError, match=r"'d' beside .*room=4"):
-        take(GymStepper(Guests()), 3)
-
-
-def test_unnamed_agents_need_room():
-    class Unnamed(Script):
-        possible_agents = None
-
-    with pytest.raises(ValueError, match='room=8'):
-        take(GymStepper(Unnamed()), 1)
-    assert len(take(GymStepper(Agents(Unnamed(), room=3), seed=0), 5)) == 5
-
-
-@pytest.mark.parametrize('drop', [0, 3])
-def test_an_agent_that_an_environment_leaves_out_is_named(drop):
-    class Drops(Script):
-        def step(self, actions):
-            out = [*super().step(actions)]
-            out[drop] = {n: x for n, x in out[drop].items() if n != 'b'}
-            return tuple(out)
-
-    with pytest.raises(EnvError, match="KeyError: 'b'"):
-        take(GymStepper(Drops()), 1)
-
-
-def test_an_agent_that_leaves_without_an_end_is_named():
-    class Leaves(Script):
-        def step(self, actions):
-            return (
-                *super().step(actions)[:2],
-                dict.fromkeys(actions, False),
-                dict.fromkeys(actions, False),
-                {},
-            )
-
-    with pytest.raises(EnvError, match="agent 'b' left"):
-        take(GymStepper(Leaves()), 1)
-
-
 def test_agents_in_turn_are_refused_with_the_converters_name():
     class InTurn(Script):
         def agent_iter(self): ...
@@ -289,7 +246,7 @@ def test_an_environment_that_cannot_be_saved_begins_new_episodes():
         again.load_state_dict(through_file(stepper.state_dict()))
     rows = next(iter(again)).rows
     assert (
-        rows['episode_n'].tolist() == [2, 3]
+        rows['episode_n'].tolist() == [2, 2]
         and rows['step_n'].tolist() == [1, 1]
         and rows['moment'].tolist() == [2, 2]
     )
@@ -310,7 +267,7 @@ def test_after_an_error_of_the_environment_a_new_episode_begins():
     with pytest.raises(EnvError, match='broken'):
         next(stream)
     rows = next(iter(stepper)).rows
-    assert rows['step_n'].tolist() == [1, 1] and rows['episode_n'].tolist() == [2, 3]
+    assert rows['step_n'].tolist() == [1, 1] and rows['episode_n'].tolist() == [2, 2]
 
 
 def test_what_was_opened_is_closed_and_what_was_given_is_not():
@@ -373,3 +330,46 @@ def test_workers_give_agents_separate_numbers():
         take(replay, 20)
         ids = set(replay.memory[:].rows['env_id'].tolist())
     assert ids == set(range(12))
+
+
+def test_more_agents_than_places_are_an_error_with_the_remedy():
+    class Guests(Script):
+        plan = 'abc', 'abcd', ''
+
+    with pytest.raises(EnvError, match=r"'d' beside .*room=4"):
+        take(GymStepper(Guests()), 3)
+
+
+def test_unnamed_agents_need_room():
+    class Unnamed(Script):
+        possible_agents = None
+
+    with pytest.raises(ValueError, match='room=8'):
+        take(GymStepper(Unnamed()), 1)
+    assert len(take(GymStepper(Agents(Unnamed(), room=3), seed=0), 5)) == 5
+
+
+@pytest.mark.parametrize('drop', [0, 3])
+def test_an_agent_that_an_environment_leaves_out_is_named(drop):
+    class Drops(Script):
+        def step(self, actions):
+            out = [*super().step(actions)]
+            out[drop] = {n: x for n, x in out[drop].items() if n != 'b'}
+            return tuple(out)
+
+    with pytest.raises(EnvError, match="KeyError: 'b'"):
+        take(GymStepper(Drops()), 1)
+
+
+def test_an_agent_that_leaves_without_an_end_is_named():
+    class Leaves(Script):
+        def step(self, actions):
+            return (
+                *super().step(actions)[:2],
+                dict.fromkeys(actions, False),
+                dict.fromkeys(actions, False),
+                {},
+            )
+
+    with pytest.raises(EnvError, match="agent 'b' left"):
+        take(GymStepper(Leaves()), 1)

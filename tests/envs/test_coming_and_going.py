@@ -43,10 +43,6 @@ def blocks(rows, size):
     return map(Steps, np.split(rows, range(size, len(rows), size)))
 
 
-def blocks(rows, size):
-    return map(Steps, np.split(rows, range(size, len(rows), size)))
-
-
 def size_of(stage):
     return len(pickle.dumps(stage.state_dict()))
 

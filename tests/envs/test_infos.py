@@ -4,7 +4,7 @@ import json
 from itertools import islice
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from fastrl_replay.all import *
 from fastrl_replay.pipe import as_worker
 from fastrl_replay.cli import main
@@ -154,11 +154,11 @@ def test_only_at_the_end(vector):
 @pytest.mark.parametrize(
     'infos, message',
     [
-        ([dict(a='x')], "str"),
+        ([dict(a='x')], 'got <U1'),
         ([dict(a=[1, 2]), dict(a=[1, 2, 3])], r'got int64 \[3\]; expected int64 \[2\]'),
         ([dict(a=1), dict(a=1.5)], 'got float64'),
         ([dict(a=1), {}], "not in info; got info with nothing"),
-        ([dict(a=dict(b=1))], 'got dict .*; expected numbers'),
+        ([dict(a=dict(b=1))], 'got object'),
     ],
 )
 @pytest.mark.parametrize('vector', [None, AutoresetMode.SAME_STEP])
@@ -201,9 +201,7 @@ def test_nothing_allowed_is_named_and_ends_are_not():
         Says(ones, zeros, length=2, first=ones), n=2, info='action_mask'
     )  # zeros at the end
     assert steps.action_mask.tolist() == [[1, 0], [0, 0]] and steps.action.tolist() == [0, 0]
-    with pytest.raises(
-        EnvError, match='environment 0, episode 1, step 2: its action_mask allows nothing'
-    ):
+    with pytest.raises(EnvError, match='the action_mask of environment 0 allows nothing'):
         columns(Says(zeros, length=3, first=ones), info='action_mask')
     for mode in AutoresetMode:
         steps = columns(
@@ -214,18 +212,6 @@ def test_nothing_allowed_is_named_and_ends_are_not():
             policy=lambda s, mask: mask.int().argmax(1),
         )
         assert (steps.action_mask[:, 0] == (steps.step_n == 1)).all()
-
-
-class SameStepWithout(VectorWrapper):
-    def step(self, a):
-        *out, info = super().step(a)
-        return *out, {k: v for k, v in info.items() if 'final_info' not in k}
-
-
-def test_same_step_without_its_last_info():
-    source = SameStepWithout(SyncVectorEnv(told(), autoreset_mode='SameStep'))
-    with pytest.raises(EnvError, match="an episode's last info is missing"):
-        list(islice(GymStepper(source, info=KEPT), 4))
 
 
 @pytest.mark.parametrize('info', ['action_mask', (), dict(KEPT, is_success=0.0)])

@@ -77,9 +77,9 @@ class Fault(NamedTuple):
 FAULTS = [
     Fault(
         1,
-        'envs/vector_slots.py',
-        'lags = self.mode == AutoresetMode.NEXT_STEP',
-        'lags = False',
+        'envs/slots.py',
+        'if counts[i, 2] % 2:',
+        'if counts[i, 2] == ABSENT:',
         'envs/test_envs.py',
     ),
     Fault(1, 'stages/nstep.py', '0.0 if terminated else power', 'power', 'stages/test_nstep.py'),
