@@ -1240,8 +1240,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'fastrl_replay/look/run_sample.py'),
                                                'fastrl_replay.look.run_sample.run_tables': ( 'look/run_sample.html#run_tables',
                                                                                              'fastrl_replay/look/run_sample.py'),
-                                               'fastrl_replay.look.run_sample.setting_text': ( 'look/run_sample.html#setting_text',
-                                                                                               'fastrl_replay/look/run_sample.py'),
                                                'fastrl_replay.look.run_sample.smooth': ( 'look/run_sample.html#smooth',
                                                                                          'fastrl_replay/look/run_sample.py'),
                                                'fastrl_replay.look.run_sample.table_of': ( 'look/run_sample.html#table_of',

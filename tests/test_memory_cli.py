@@ -111,7 +111,7 @@ def same_on_disk(a, b, ma, mb):
     ra, rb = open_memory(ma), open_memory(mb)
     assert ra.keys.tolist() == rb.keys.tolist() and ra[:] == rb[:]
     pa, pb = (load_checkpoint(d / 'checkpoint.pt')['agent'] for d in (a, b))
-    assert same(pa['pipe']['own'], pb['pipe']['own']) and same(pa['random'], pb['random'])
+    assert same(pa['pipe']['own'], pb['pipe']['own']) and same(pa['generators'], pb['generators'])
     return no_clock(read_metrics(a)) == no_clock(read_metrics(b))
 
 

@@ -18,6 +18,7 @@ from .recipe_settings import recipe, recipes
 from .recipes import memory_path, play_episodes
 from .run_files import read_config, read_json, read_metrics, run_title
 from fastrl_replay.app.runs import (
+    ALONE,
     Run,
     Silent,
     begun_by_launcher,
@@ -114,28 +115,27 @@ def _board():
     return SummaryWriter
 
 
-class TensorBoard:
-    "A display that also writes numbers for TensorBoard"
+class TensorBoard(Bar):
+    "A progress bar that also writes numbers for TensorBoard"
 
-    def __init__(self, display, writer):
-        self.display = display
+    def __init__(self, run: Run, writer):
+        super().__init__(run)
         self.writer = writer
-        self.tick = display.tick
 
     def report(self, line):
-        self.display.report(line)
+        super().report(line)
         for name, value in line.items():
             if isinstance(value, (int, float)) and name != 'env_steps':
                 self.writer.add_scalar(name, value, line['env_steps'])
 
     def close(self):
         self.writer.close()
-        self.display.close()
+        super().close()
 
 # %% ../../nbs/app/commands.ipynb #b982288c
-def _in_a_line(run):
+def _in_a_line(run, settings):
     "The run's directory, as it is typed after eval and --resume"
-    return shlex.quote(str(run.out)) + ' --trust' * bool(outside(run.settings, run.out))
+    return shlex.quote(str(run.out)) + ' --trust' * bool(outside(settings, run.out))
 
 # %% ../../nbs/app/commands.ipynb #a83f2407
 def _result(run, s):
@@ -158,12 +158,13 @@ def _result(run, s):
     else:
         print('picture:    none, because matplotlib is not installed (pip install matplotlib)')
     print(f'report:     {run.out / "report.html"}')
-    print(f'play again: fastrl-replay eval {_in_a_line(run)}')
+    typed = _in_a_line(run, {**run.settings, **ALONE, 'data': 'none'})
+    print(f'play again: fastrl-replay eval {typed}')
     best = s.get('best_return', s['final_return'])
     if best > s['final_return']:
         print(
             f'best model: mean return {best:.{decimals(best)}f} at step '
-            f'{s["best_at_step"]:,}; fastrl-replay eval {_in_a_line(run)} --best'
+            f'{s["best_at_step"]:,}; fastrl-replay eval {typed} --best'
         )
 
 # %% ../../nbs/app/commands.ipynb #e94665ab
@@ -183,7 +184,7 @@ def _train(args, ranks=None):
     program = 'fastrl-replay'
     if ranks is not None:
         program = f'torchrun --nproc-per-node {ranks.size} -m fastrl_replay'
-    again = f'{program} train --resume {_in_a_line(run)}'
+    again = f'{program} train --resume {_in_a_line(run, run.settings)}'
     if leads:
         learners = '' if ranks is None else f', {ranks.size} learners'
         print(f'{run.title}, into {run.out}{learners}', flush=True)
@@ -192,18 +193,17 @@ def _train(args, ranks=None):
             print(f'its memory is in {Path(path).absolute()}, with {run.found:,} rows so far')
         if writer is None and any(run.out.glob('events.out.tfevents.*')):
             print('without --tensorboard from here on, which it had before', file=sys.stderr)
-        display = Bar(run)
-    shown = display if writer is None else TensorBoard(display, writer(run.out))
+        display = Bar(run) if writer is None else TensorBoard(run, writer(run.out))
     try:
         with interruptible(run):
-            summary = run.train(shown)
+            summary = run.train(display)
     except (Exception, KeyboardInterrupt):
         if run.saved:
             print(f'from its last checkpoint: {again}', file=sys.stderr)
         raise
     finally:
         if leads:
-            shown.close()
+            display.close()
     if leads and summary:
         _result(run, summary)
     elif leads:

@@ -10,7 +10,7 @@ __all__ = ['CLIPS', 'MISFITS', 'INF', 'RANGES', 'make_env', 'step_env', 'memory_
 from functools import partial
 from pathlib import Path
 from weakref import ref
-import gymnasium as gym, numpy as np, torch
+import gymnasium as gym, torch
 from gymnasium.vector import VectorEnv
 from ..learning.settings import SettingsError, nearest, setting_text, shipped
 from ..steps.row_dtypes import MASK, SUCCESS
@@ -36,7 +36,7 @@ from ..parallel.ranks import Alone, RankError, RankWeights, Rounds
 from ..parallel.stage import Parallel, as_engine
 from ..pipe import Pipe, WorkerInfo
 from ..replay.replay import as_fraction
-from ..steps.states import anything, array, checked
+from ..steps.states import anything, checked
 from .recipe_settings import coerce_setting, resolved
 
 # %% ../../nbs/app/recipes.ipynb #ffe7cc9b
@@ -332,27 +332,12 @@ class Agent:
 
     def state_dict(self) -> dict:  # plain data and tensors
         "Everything that training needs to go on"
-        now = generators()
-        return dict(
-            pipe=self.pipe.state_dict(),
-            random=now['torch'],
-            python=now['python'],
-            numpy=now['numpy'],
-        )
+        return dict(pipe=self.pipe.state_dict(), generators=generators())
 
     def load_state_dict(self, state: dict):
         "Continue where another agent of the same settings was saved"
-        form = dict(
-            pipe=anything,
-            random=array(np.uint8, len(generators()['torch'])),
-            python=anything,
-            numpy=anything,
-        )
-        state = checked('Agent', form, state)
-        new = dict(
-            torch=torch.from_numpy(state['random']), python=state['python'], numpy=state['numpy']
-        )
-        new = checked_generators('Agent', new)
+        state = checked('Agent', dict(pipe=anything, generators=anything), state)
+        new = checked_generators('Agent', state['generators'])
         self.pipe.load_state_dict(state['pipe'])
         set_generators(new)
 

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['TITLES', 'NO_CURVES', 'is_number', 'column', 'smooth', 'outcome_chart', 'outcome_charts', 'rate', 'metric_charts',
-           'setting_text', 'result_facts', 'dicts_in', 'table_of', 'run_tables', 'run_sample']
+           'result_facts', 'dicts_in', 'table_of', 'run_tables', 'run_sample']
 
 # %% ../../nbs/look/run_sample.ipynb #5ece0054
 import numpy as np
+from ..learning.settings import setting_text
 from .sample import chart, line, plain
 
 # %% ../../nbs/look/run_sample.ipynb #c91885fb
@@ -92,12 +93,6 @@ def metric_charts(lines: list) -> list:
     return [chart(t, 'environment steps', line(t, *xy)) for t, xy in curves.items() if xy[0]]
 
 # %% ../../nbs/look/run_sample.ipynb #d797583d
-def setting_text(v):
-    if isinstance(v, (list, tuple)):
-        return ' '.join(map(setting_text, v))
-    return {True: 'yes', False: 'no'}[v] if isinstance(v, bool) else f'{v}'
-
-
 def result_facts(lines, summary, settings):
     "Return what a run has reached, by name"
     last = next((m for m in reversed(lines) if 'wall_s' in m), {})

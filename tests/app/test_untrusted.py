@@ -476,7 +476,7 @@ def test_lists_that_contain_each_other_are_refused(copy, capsys, tmp_path):
     while above['stage'] != 'Journal':
         above = above['above']
     for bad in nested(60), circle:
-        for state in (bad, {**good, 'agent': {**good['agent'], 'python': bad}}):
+        for state in (bad, {**good, 'agent': {**good['agent'], 'generators': bad}}):
             (copy / 'checkpoint.pt').write_bytes(checkpoint_bytes(state))
             with within(20):
                 assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
