@@ -43,16 +43,9 @@ class BitFlip(gym.Env):
     def step(self, action):
         self.left -= 1
         self.now[action] ^= 1
-        reward, there = (
-            f(self.now, self.goal, {}) for f in (self.compute_reward, self.compute_terminated)
-        )
-        return (
-            self._look(),
-            float(reward),
-            bool(there),
-            not (there or self.left),
-            dict(is_success=bool(there)),
-        )
+        there = bool(self.compute_terminated(self.now, self.goal, {}))
+        truncated = not (there or self.left)
+        return self._look(), there - 1.0, there, truncated, dict(is_success=there)
 
     def compute_reward(self, achieved_goal, desired_goal, info):
         "0 where a goal was achieved, or else -1"

@@ -48,15 +48,12 @@ class Catch(gym.Env):
             self._drop()
         else:
             self._fall()
-        if self.y < self.size - 1:
-            return self._look(), 0.0, False, False, {}
-        return (
-            self._look(),
-            1.0 if abs(self.x - self.paddle) <= 1 else -1.0,
-            not self.left,
-            False,
-            {},
-        )
+        reward = 0.0
+        ended = False
+        if self.y == self.size - 1:
+            reward = 1.0 if abs(self.x - self.paddle) <= 1 else -1.0
+            ended = not self.left
+        return self._look(), reward, ended, False, {}
 
     def _fall(self):
         x = self.x + self.aside

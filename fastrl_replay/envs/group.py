@@ -82,11 +82,12 @@ class EnvGroup:
         self.uses_idle = policy is None or self.infos is not None
         self.broken = False  # was a step begun that did not come to its end?
         self.noted = True  # did the last step leave out a row, or end an episode?
-        # dtypes: of the slots', the policy's and info's columns, which the first block decides
         self.agents = isinstance(self.slots[0], AgentsSlot)
+        # must a step after an end have no reward, because it is just assumed to be a reset?
         self.strict = any(slot.assumed for slot in self.slots)
         columns = [slot.columns for slot in self.slots]
         refuse_different('columns', columns, ids)
+        # dtypes: of the slots', the policy's and info's columns, which the first block decides
         self._decide(dict(slots=columns[0]))
 
     def _decide(self, columns):

@@ -10,7 +10,7 @@ import inspect
 import numpy as np, torch
 from .envstate import decode, encode
 from ..steps.core import column_of_rows
-from ..steps.errors import ArgumentError, ArgumentTypeError, EnvError
+from ..steps.errors import ArgumentError, EnvError
 from ..steps.row_dtypes import MASK
 
 # %% ../../nbs/envs/infos.ipynb #9e0d0278
@@ -20,13 +20,6 @@ def info_entries(
     "What a stepper's `info=` asks for"
     if isinstance(info, str):
         info = (info,)
-    if not isinstance(info, (dict, list, tuple)) or not all(isinstance(k, str) for k in info):
-        raise ArgumentTypeError(
-            'GymStepper',
-            'info',
-            repr(info),
-            "names of entries, or a dict: info=dict(action_mask=None, is_success=False)",
-        )
     return dict(info) if isinstance(info, dict) else dict.fromkeys(info)
 
 # %% ../../nbs/envs/infos.ipynb #b3d78c25

@@ -24,7 +24,7 @@ def count_steps(
     raw,  # the rows, as bytes
     at,  # the size of a row, and the places of these columns
     first,  # the number of the first environment
-    strict,  # may an autoreset pseudo-step have no reward?
+    strict,  # must an autoreset pseudo-step have no reward?
     counts,  # [n, 3]: episode, step, and one of the four above
     totals,
 ):
