@@ -143,7 +143,7 @@ def batches_in(
 ):  # yields blocks
     "Yield the batches in an item that a replay gave, which have the keys of their rows"
     if isinstance(item, Steps):
-        if 'index' in each_of(item).rows.dtype.names:
+        if 'index' in each_of(item).dtype.names:
             yield item
     elif type(item) in (tuple, list, dict):
         for x in item.values() if type(item) is dict else item:

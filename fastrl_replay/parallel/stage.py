@@ -333,8 +333,8 @@ class Parallel(Pipe):
                 w.warn_of_silence()
         return [w for w in workers if w.link in links]
 
-    def _receive(self, w):
-        "Wait for an answer, and return it; an interrupt loses nothing"
+    def _wait_for(self, w):
+        "Wait until a worker has an answer, or has ended; an interrupt loses nothing"
         while not self._answered([w]):
             pass
 
@@ -346,7 +346,7 @@ class Parallel(Pipe):
 
     def _fetch(self, w):
         "Wait for a worker's next chunk; restart a failed worker, or keep its error in the chunk"
-        self._receive(w)
+        self._wait_for(w)
         with interrupts_wait():
             what, items, error, said = w.link.receive()
             w.heard()
@@ -405,7 +405,7 @@ class Parallel(Pipe):
                 self._request(w, asked, *args)
             what = 'next'
             while what not in (asked, 'told', None):
-                self._receive(w)
+                self._wait_for(w)
                 with interrupts_wait():
                     what, value, error, _ = w.link.receive()
             if error is None:
@@ -632,7 +632,7 @@ class Parallel(Pipe):
             moved[w.info.rank] = first - saved['first_key']
             self._first_keys[w.info.rank] = first
         for w in self._workers:
-            self._receive(w)
+            self._wait_for(w)
             error = w.link.receive()[2]
             if error is not None:
                 raise WorkerError('Parallel', f'worker {w.info.rank} could not be restored', error)

@@ -252,12 +252,16 @@ class Hindsight(Transitions):
 
     def clear(self):
         self.functions = {}  # of reward and terminated, once they are known
-        self._seed = random_seed(None if self.seed is None else [self.seed, 1])
-        self._count = 0
+        self.reseed(self.seed)
         self._table = np.zeros(0, STANDING)
         self._followed = 0
         self._of = None  # the links that the table was made from, and how often they went back
         self._compared = False  # were computed rewards compared with those of rows?
+
+    def reseed(self, seed):
+        "Choose other goals from now on"
+        self._seed = random_seed(None if seed is None else [*np.atleast_1d(seed).tolist(), 1])
+        self._count = 0
 
     nbytes = property(lambda self: self._table.nbytes, doc='Reserved, beside the memory')
 

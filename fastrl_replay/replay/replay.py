@@ -805,6 +805,9 @@ class Replay(Pipe):
         if sampler.seed is not None:
             sampler = copy(sampler)
             sampler.seed = (*np.atleast_1d(sampler.seed).tolist(), info.rank, info.restart)
+        if view.seed is not None:
+            view = copy(view)
+            view.seed = (*np.atleast_1d(view.seed).tolist(), info.rank, info.restart)
         if store is not None and store.folder is not None:
             self.store = store = copy(store)
             store.place_at(
@@ -818,6 +821,7 @@ class Replay(Pipe):
             self._fresh()
         else:
             self.sampler.reseed(sampler.seed)  # None: another one in each
+            self.view.reseed(view.seed)
         # a stage that holds it may have told it, and not the chain
         self._worker_here = os.getpid(), info
 

@@ -137,8 +137,13 @@ class View:
     def __len__(self):
         return len(self.memory)
 
+    seed = None  # of its random choices, if it makes any
+
     def clear(self):
         "As before the first row"
+
+    def reseed(self, seed):
+        "Make other random choices from now on"
 
     def snapshot(self) -> dict:
         return {}

@@ -2,6 +2,8 @@
 
 Distributions, checkpoints, disk, frames, priorities, what is refused."""
 
+import pickle
+
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
@@ -12,6 +14,7 @@ from fastrl_replay.envs import bitflip  # noqa: F401 (registers the game)
 from fastrl_replay.steps.row_dtypes import extend_dtype
 from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.recipes import Agent, make_env
+from fastrl_replay.pipe import WorkerInfo
 from fastrl_replay.replay.hindsight import STRATEGIES
 from fastrl_replay.testing import same, through_file
 from scripted import everything, take
@@ -449,3 +452,28 @@ def test_in_a_mixture():
     assert [(batch.replay == i).sum() for i in range(2)] == [24, 8]
     assert torch.equal(batch.terminated, reached)
     assert reached[batch.replay == 0].sum() > reached[batch.replay == 1].sum()
+
+
+class InOrder(Uniform):
+    "Draws the first rows"
+
+    def sample(self, n):
+        return np.arange(n), np.full(n, 1 / n)
+
+
+@pytest.mark.parametrize('seed, filled', [(0, False), (0, True), (None, True)])
+def test_shards_choose_different_goals(seed, filled):
+    "Of the same rows, whether these come before or after the workers start"
+    goals = []
+    whole = made(seed=seed, max_sz=50, sampler=InOrder())
+    block = Episodes(1).block([(0, None)] * 39 + [(0, 'terminated')])
+    if filled:
+        whole.add(block)
+    for rank in 0, 1:
+        shard = pickle.loads(pickle.dumps(whole))
+        shard.in_worker(WorkerInfo(rank, 2))
+        if not filled:
+            shard.add(block)
+        batch = shard.sample(20)
+        goals.append(batch.state['desired_goal'].flatten().tolist())
+    assert goals[0] != goals[1]
