@@ -125,9 +125,6 @@ def named_env(
     calls = read_calls('env', env)
     if len(calls) != 1:
         raise SettingsError('recipe', "setting 'env'", repr(env), 'one environment')
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
-    importlib.invalidate_caches()  # a file may be new
     with _making('env', env):
         made = _named(*calls, dict(render_mode='rgb_array') if render else {})
     for text in wrappers:
@@ -135,6 +132,14 @@ def named_env(
             with _making('wrappers', text):
                 made = _wrapper(call)(made, *call.args, **call.kwargs)
     return made
+
+
+def _imported(module):
+    "Import a module that a setting names, also from the working directory, after all others"
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    importlib.invalidate_caches()  # a file may be new
+    return importlib.import_module(module)
 
 
 def _named(call, more):
@@ -146,7 +151,7 @@ def _named(call, more):
         register_games()
     if not call.module:
         return gym.make(name, *call.args, **kwargs)
-    made = getattr(importlib.import_module(call.module), name, None)
+    made = getattr(_imported(call.module), name, None)
     if isinstance(made, type) and issubclass(made, gym.Env):
         return gym.wrappers.PassiveEnvChecker(made(*call.args, **kwargs))
     return gym.make(f'{call.module}:{name}', **kwargs)
@@ -162,7 +167,7 @@ def _of_agents(name, kwargs):
 
 def _wrapper(call):
     if call.module:
-        return getattr(importlib.import_module(call.module), call.name)
+        return getattr(_imported(call.module), call.name)
     if call.name in WRAPPERS:
         return WRAPPERS[call.name]
     return getattr(gym.wrappers, call.name)

@@ -454,14 +454,15 @@ def _check_vacant(out):
         return
     if not out.is_dir():
         raise SettingsError('run', 'this is not a directory', out, remedy='another --out')
-    with suppress(Explained, OSError):
-        if 'fastrl_replay' in read_json(out / 'config.json', dict(versions=dict))['versions']:
-            return  # a run that was killed before its first checkpoint
     found = sorted(p.name for p in out.iterdir())
+    if {*found} & {*_OURS} == {'config.json'}:
+        with suppress(Explained, OSError):
+            if 'fastrl_replay' in read_json(out / 'config.json', dict(versions=dict))['versions']:
+                return  # a run that was killed before its first checkpoint
     if found:
         raise SettingsError(
             'run',
-            f'{out} is not empty, and not the directory of a run',
+            f'{out} is not empty, and not the directory of a run that can be begun again',
             ', '.join(found[:5]),
             remedy='another --out',
         )

@@ -216,6 +216,7 @@ class Directory(Place):
             if self.meta:
                 self._find()
             if self.writes:
+                self._check_orphans()
                 self._sign()
             elif not self.meta:
                 raise _nothing_there(self.path, who)
@@ -326,6 +327,19 @@ class Directory(Place):
                 with suppress(OSError):
                     (p / 'counters').unlink()  # first, as readers look at it
                 shutil.rmtree(p, ignore_errors=True)
+
+    def _check_orphans(self):
+        "Raise if there are rows, and no `meta.json` that says of what kind they are"
+        for path in [] if self.meta else self.path.glob('data-*/counters'):
+            with open_plain(path, 2**14, self.who) as file:
+                counters = np.frombuffer(file.read(8 * N_COUNTERS), np.int64)
+            if len(counters) == N_COUNTERS and counters[COMMITTED] > 0:
+                raise StateError(
+                    self.who,
+                    f'{self.path} has rows, and no meta.json',
+                    path.parent.name,
+                    remedy='copy meta.json, too, or another path',
+                )
 
     def _find(self):
         "Open the memory that is there"

@@ -241,16 +241,16 @@ class StepRows:
             raise self._refusal(-1 - outcome)
         if outcome & RESTARTED:
             self._check_restarts()
-        if mode is None and final_obs is None:
-            if outcome & ENDED and self._n is not None:
-                raise self._undeclared()
-            if outcome & AFTER_END:
-                self._warn(
-                    f'environment {rows["env_id"][0]} goes on from the state in which its episode '
-                    'ended',
-                    "reset it after each end; autoreset_mode='next_step' if it resets itself",
-                )
-        elif outcome & ENDED and (final_obs is not None or mode == AutoresetMode.SAME_STEP):
+        resets_itself = final_obs is not None or mode == AutoresetMode.SAME_STEP
+        if mode is None and final_obs is None and outcome & ENDED and self._n is not None:
+            raise self._undeclared()
+        if outcome & AFTER_END and not resets_itself:
+            self._warn(
+                f'environment {rows["env_id"][0]}, or one of the same vector, goes on from the '
+                'state in which its episode ended',
+                "reset it after each end; autoreset_mode='next_step' if it resets itself",
+            )
+        if outcome & ENDED and resets_itself:
             self._put_final(rows, final_obs)
         return rows.compress(~self._resets) if outcome & LEFT_OUT else rows
 
@@ -329,13 +329,16 @@ class StepRows:
         if known is None:
             known = np.zeros(0, self._standing) if memory is None else memory.last_steps()
         continues = self.continues or self._saved is not None
-        if not continues or known.dtype != self._standing:
+        if known.dtype != self._standing:
             # each begins its next episode
-            numbers = known['counts'][:, EPISODE]
-            ids = known['env_id']
-            known = np.zeros(len(ids), self._standing)
-            known['env_id'], known['counts'] = ids, _FRESH
-            known['counts'][:, EPISODE] = numbers
+            same = np.zeros(len(known), self._standing)
+            same['env_id'], same['counts'] = known['env_id'], _FRESH
+            same['counts'][:, EPISODE] = known['counts'][:, EPISODE]
+            known = same
+        elif not continues:
+            # and so do those whose episode has not ended
+            begin = known['counts'][:, OVER] != 1
+            known['counts'][begin, STEP:] = _FRESH[STEP:]
         if self._all_lost:
             over = known['counts'][:, OVER]
             over[over == 0] = LOST
@@ -343,19 +346,27 @@ class StepRows:
 
     def _make_room(self, n):
         "Make the rows for a step of `n` environments"
-        self._n = n
-        self.rows = np.zeros(n or 1, self._row)
-        self.raw = self.rows.view(np.uint8)
-        self.new = np.zeros(n or 1, self._standing)
-        self._new_bytes, self._new_records = _bytes_and_records(self.new)
-        self._resets = np.zeros(n or 1, bool)
-        self._of = None
-        self.columns = {}
+        rows = np.zeros(n or 1, self._row)
+        new = np.zeros(n or 1, self._standing)
+        columns = {}
         for k in self._names:
-            field = self.rows[k]
+            field = rows[k]
             shape = field.shape if n is not None else field.shape[1:]
             plain = () if shape else _PLAIN.get(field.dtype.char, ())
-            self.columns[k] = field, field.dtype, shape, plain
+            columns[k] = field, field.dtype, shape, plain
+        new_bytes, new_records = _bytes_and_records(new)
+        # in one call, which no interrupt divides
+        vars(self).update(
+            _n=n,
+            rows=rows,
+            raw=rows.view(np.uint8),
+            new=new,
+            _new_bytes=new_bytes,
+            _new_records=new_records,
+            _resets=np.zeros(n or 1, bool),
+            _of=None,
+            columns=columns,
+        )
 
     def _check_names(self, values):
         missing = {*self._names} ^ values.keys()
@@ -369,6 +380,7 @@ class StepRows:
 
     def _find(self, env_id, n):
         "Look up these environments in the table, and enter new ones"
+        self._of = None  # until all of them are found
         a = np.asarray(env_id)
         ids = a + np.arange(n) if a.ndim == 0 and a.dtype.kind in 'iu' else a
         whole = a.dtype.kind in 'iu' and ids.shape == (n,) and len(set(ids.tolist())) == n
@@ -388,11 +400,14 @@ class StepRows:
                 known = known[~over]
             self._enter(known, new)
         for e in ids.tolist():
-            at = self.number.setdefault(e, len(self.number))
+            if e in self.number:
+                continue
+            at = len(self.number)
             self.table['env_id'][at] = e
             if e in self._forgotten:
-                self._forgotten.remove(e)
                 self.table['counts'][at, OVER] = UNKNOWN + LOST
+            self.number[e] = at
+            self._forgotten.discard(e)
         self.new['env_id'] = self.rows['env_id'] = ids
         self._which = np.array([self.number[e] for e in ids.tolist()])
         self._of = env_id if type(env_id) is int else None  # an array may change
@@ -400,12 +415,15 @@ class StepRows:
     def _enter(self, known, more=0):
         "Make a table of these environments, with room for more"
         used = len(known)
-        self.table = np.zeros(2 * (used + more) + 1, known.dtype)
-        self.table['counts'] = _FRESH
-        self.table[:used] = known
-        self.number = {e: i for i, e in enumerate(known['env_id'].tolist())}
-        self._table_bytes, self._records = _bytes_and_records(self.table)
-        self._of = None
+        table = np.zeros(2 * (used + more) + 1, known.dtype)
+        table['counts'] = _FRESH
+        table[:used] = known
+        number = {e: i for i, e in enumerate(known['env_id'].tolist())}
+        table_bytes, records = _bytes_and_records(table)
+        # in one call, which no interrupt divides
+        vars(self).update(
+            table=table, number=number, _table_bytes=table_bytes, _records=records, _of=None
+        )
 
     def _refusal(self, i):
         "Make the error for a row that the kernel refuses"

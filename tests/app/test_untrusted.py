@@ -2,7 +2,7 @@
 
 What the library did not create stays as it is; a foreign directory reaches nothing outside it."""
 
-import json, os, resource, shutil, socket
+import json, os, resource, shutil, socket, sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from fastrl_replay.all import *
 from fastrl_replay.cli import main
+from fastrl_replay.app.named_envs import named_env
 from fastrl_replay.app.recipe_settings import recipe
 from fastrl_replay.app.recipes import Agent
 from fastrl_replay.app.run_files import read_metrics
@@ -83,6 +84,24 @@ def test_settings_of_another_program_are_no_run(tmp_path, capsys):
     before = contents(tmp_path)
     assert 'not empty' in says(capsys, 'train', 'cartpole', '--out', folder, *SET)
     assert contents(tmp_path) == before
+
+
+def test_what_is_left_of_a_run_without_its_checkpoint_is_not_overwritten(copy, capsys):
+    (copy / 'checkpoint.pt').unlink()
+    before = contents(copy)
+    assert 'not empty' in says(capsys, 'train', 'cartpole', '--out', copy, *SET)
+    assert contents(copy) == before
+
+
+def test_a_run_that_names_no_module_imports_none_of_its_directory(copy, monkeypatch, capsys):
+    "The working directory is no place of modules, unless a setting names one; then it is the last"
+    monkeypatch.chdir(copy)
+    monkeypatch.setattr('sys.path', [p for p in sys.path if p not in ('', str(copy))])
+    here(capsys, 'eval', '.', '--episodes', 1)
+    assert str(copy) not in sys.path
+    (copy / 'a_module_of_mine.py').write_text('from gymnasium.envs.classic_control import *')
+    named_env('a_module_of_mine:CartPoleEnv').close()
+    assert sys.path.index(str(copy)) == len(sys.path) - 1
 
 
 def test_a_link_of_the_name_of_an_unfinished_file_is_not_followed(tmp_path):

@@ -393,6 +393,16 @@ def test_damaged_settings_are_named(change, sound, tmp_path):
         assert not wrong and said
 
 
+def test_rows_without_their_settings_are_not_deleted(tmp_path):
+    filled(tmp_path, 15, 100).close()
+    settings = (tmp_path / 'meta.json').read_bytes()
+    (tmp_path / 'meta.json').unlink()
+    with pytest.raises(StateError, match='no meta.json'):
+        Timeline(100, Rows(tmp_path)).add(block(15, 5))
+    (tmp_path / 'meta.json').write_bytes(settings)
+    assert len(Timeline(100, Rows(tmp_path))) == 15
+
+
 def test_a_state_that_is_refused_leaves_an_empty_directory(tmp_path):
     plain = PrioritizedReplay(bs=1, max_sz=10)
     plain.add(block(0, 5))

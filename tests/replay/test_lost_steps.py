@@ -3,12 +3,13 @@
 import copy
 import pickle
 import sys
+import warnings
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from fastrl_replay.all import ExperienceReplay, Mixture, OwnSteps
+from fastrl_replay.all import ExperienceReplay, Mixture, OwnSteps, Rows
 from fastrl_replay.steps.errors import BlockError
 
 
@@ -421,3 +422,101 @@ def test_a_lost_end_is_remembered_however_often_all_is_forgotten(own, again):
     vector_step(replay, 2, 0.0, 20)
     vector_step(replay, 20, 1.0, 21, True)
     assert leads(replay) == [(20, 21)]
+
+
+def interrupted_at(line, call, *args):
+    "Call, and raise KeyboardInterrupt at this line of own_steps.py; return whether it came so far"
+    left = [line]
+
+    def trace(frame, event, arg):
+        if not frame.f_code.co_filename.endswith('own_steps.py'):
+            return None
+        if event == 'line':
+            left[0] -= 1
+            if left[0] == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call(*args)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.parametrize('own', [False, True])
+@pytest.mark.parametrize('env', [1, 2])
+def test_after_an_interrupt_each_row_has_its_environment(own, env):
+    "At each line, in the step of a known environment and in that of a new one"
+    for line in range(1, 200):
+        replay = ExperienceReplay(OwnSteps() if own else None, bs=1, max_sz=100)
+
+        def step(obs, of):
+            replay.add_step([float(obs)], of, 1.0, [obs + 1.0], False, env_id=of)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            step(0, 0)
+            step(100, 1)
+            step(1, 0)
+            came = interrupted_at(line, step, 101, env)
+            for obs in 10, 11:
+                for of in range(4):
+                    step(100 * of + obs, of)
+        rows = replay.memory[:].rows
+        assert (rows['env_id'] == rows['action']).all(), line
+        numbers = rows[['env_id', 'episode_n', 'step_n']].tolist()
+        assert len(set(numbers)) == len(numbers), line
+        if not came:
+            break
+    assert not came
+
+
+def test_after_an_interrupt_a_vector_may_have_another_size():
+    for line in range(1, 200):
+        replay = ExperienceReplay(bs=1, max_sz=100)
+
+        def step(n, obs):
+            states = np.arange(n, dtype='f4')[:, None] * 100 + obs
+            no = np.zeros(n, bool)
+            replay.add_step(states, np.arange(n), np.ones(n), states + 1, no, no)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            step(3, 0)
+            came = interrupted_at(line, step, 2, 1)
+            step(2, 10)
+            step(3, 20)
+        rows = replay.memory[-5:].rows
+        assert rows['env_id'].tolist() == rows['action'].tolist() == [0, 1, 0, 1, 2], line
+        if not came:
+            break
+    assert not came
+
+
+@pytest.mark.parametrize('n_step', [False, True])
+@pytest.mark.filterwarnings('ignore::UserWarning')
+def test_a_directory_that_is_opened_again_at_an_end_knows_it(n_step, tmp_path):
+    def opened():
+        source = OwnSteps().n_step(2, gamma=0.5) if n_step else None
+        return ExperienceReplay(source, bs=1, max_sz=100, store=Rows(tmp_path / 'm'))
+
+    replay = opened()
+    vector_step(replay, 1, 1.0, 2)
+    vector_step(replay, 2, 1.0, 3, True)
+    replay.close()
+    replay = opened()
+    vector_step(replay, 3, 0.0, 10)
+    vector_step(replay, 10, 1.0, 11, True)
+    assert leads(replay) == [(1, 3 if n_step else 2), (2, 3), (10, 11)]
+
+
+def test_a_vector_that_resets_itself_though_its_loop_should_is_told():
+    replay = ExperienceReplay(bs=1, max_sz=100)
+    vector_step(replay, 1, 1.0, 2, True, autoreset_mode='disabled')
+    with pytest.warns(UserWarning, match='goes on from the state in which its episode ended'):
+        vector_step(replay, 2, 0.0, 10, autoreset_mode='disabled')
