@@ -2466,6 +2466,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'fastrl_replay/parallel/ranks.py'),
                                               'fastrl_replay.parallel.ranks.Ranks._group_of': ( 'parallel/ranks.html#ranks._group_of',
                                                                                                 'fastrl_replay/parallel/ranks.py'),
+                                              'fastrl_replay.parallel.ranks.Ranks._meeting_place': ( 'parallel/ranks.html#ranks._meeting_place',
+                                                                                                     'fastrl_replay/parallel/ranks.py'),
                                               'fastrl_replay.parallel.ranks.Ranks._missing': ( 'parallel/ranks.html#ranks._missing',
                                                                                                'fastrl_replay/parallel/ranks.py'),
                                               'fastrl_replay.parallel.ranks.Ranks.average': ( 'parallel/ranks.html#ranks.average',

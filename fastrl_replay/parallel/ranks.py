@@ -140,7 +140,7 @@ class Ranks(Alone):
             here = int(os.environ.get('LOCAL_WORLD_SIZE', 1))
             nccl = dist.is_nccl_available() and torch.cuda.device_count() >= here
             backend = 'cpu:gloo,cuda:nccl' if nccl else 'gloo'
-            dist.init_process_group(backend, timeout=self.timeout)
+            dist.init_process_group(backend, timeout=self.timeout, **self._meeting_place())
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.local = int(os.environ.get('LOCAL_RANK', self.rank))
         self._group = dist.new_group(backend='gloo', timeout=self.timeout)
@@ -148,6 +148,15 @@ class Ranks(Alone):
         self._held.enter_context(as_worker(WorkerInfo(self.rank, self.size)))
         if 'TORCHELASTIC_RUN_ID' in os.environ:
             threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
+
+    def _meeting_place(self) -> dict:  # nothing: torch finds it
+        "Return arguments with torchrun's store, where keys from before a restart are not read"
+        env = os.environ
+        if env.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
+            return {}
+        store = dist.TCPStore(env['MASTER_ADDR'], int(env['MASTER_PORT']), timeout=self.timeout)
+        store = dist.PrefixStore(f'restart {env["TORCHELASTIC_RESTART_COUNT"]}', store)
+        return dict(store=store, rank=int(env['RANK']), world_size=int(env['WORLD_SIZE']))
 
     def _call(self, call, *args, **kwargs):
         try:
