@@ -300,6 +300,7 @@ class Timeline:
         rows = main_rows(steps)
         # the dtype of the block before, so the columns need no look
         if rows is not None and rows.dtype == self._same and rows.ndim == 1:
+            self._same = rows.dtype  # comparing an object with itself is fast
             line, store, _ = self._parts
             first = line.tables.numbers.item(INSERTED)
             if store.add(line, rows):

@@ -239,10 +239,17 @@ class BlockGate:
         self.takes_drawn = takes_drawn
         self.counted = counted
         self.layout = None  # of the first block that was accepted; its owner sets it
+        self._known = None, None  # this layout, and the last dtype that was equal to its own
 
     def knows(self, dtype: np.dtype) -> bool:
         "Check if blocks with these columns were accepted"
-        return self.layout is not None and dtype == self.layout.dtype
+        layout, same = self._known
+        if dtype is same and layout is self.layout:
+            return True  # to compare two objects takes longer than all the rest
+        if self.layout is None or dtype != self.layout.dtype:
+            return False
+        self._known = self.layout, dtype
+        return True
 
     def layout_of(self, dtype: np.dtype):  # what `layout` makes of it
         "Where a kernel finds its columns; an error where they can't be taken"
