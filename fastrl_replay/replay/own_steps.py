@@ -153,7 +153,7 @@ def number_steps(raw, at, which, table, new, in_next_step, unsure, resets):
         counts = new[i * stride : i * stride + 48].view(np.float64)[1:]
         episode, step, total, restarts = last[EPISODE], last[STEP], last[TOTAL], last[RESTARTS]
         had_ended, lost = last[OVER] == 1, last[OVER] >= LOST
-        unknown = last[OVER] % LOST == UNKNOWN
+        unknown = last[OVER] == UNKNOWN or last[OVER] == UNKNOWN + LOST
         state, after = raw.ctypes.data + row + state_at, raw.ctypes.data + row + next_at
         reward = floats[(row + reward_at) >> 2]
         if not np.isfinite(reward):
