@@ -239,6 +239,8 @@ class StepRows:
         )
         if outcome < 0:
             raise self._refusal(-1 - outcome)
+        if not outcome:
+            return rows
         if outcome & RESTARTED:
             self._check_restarts()
         resets_itself = final_obs is not None or mode == AutoresetMode.SAME_STEP
