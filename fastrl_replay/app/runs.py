@@ -413,8 +413,7 @@ def start(
         out.mkdir(parents=True, exist_ok=True)
         held.enter_context(lock_dir(out))
         _check_no_run(out)  # while this run was built, another one may have come and gone
-        old = [out / name for name in _OURS if name != 'config.json']
-        for path in [*old, *left_over(out, _OURS)]:
+        for path in left_over(out, _OURS):
             path.unlink(missing_ok=True)
         config = dict(
             recipe=run.name,

@@ -51,16 +51,6 @@ def test_a_run_killed_at_its_best_model_ends_with_the_same_one(
     assert same(best_of(often), best_of(tmp_path / 'r'))
 
 
-def test_a_new_run_leaves_no_best_model_of_an_older_one(tmp_path):
-    (tmp_path / 'r').mkdir()
-    # of a run that was killed early
-    config = dict(recipe='cartpole', settings={}, versions=dict(fastrl_replay='0'))
-    (tmp_path / 'r/config.json').write_text(json.dumps(config))
-    (tmp_path / 'r/best.pt').write_bytes(b'old')
-    tiny(tmp_path / 'r')
-    assert not (tmp_path / 'r/best.pt').exists()
-
-
 def test_eval_best_plays_with_the_best_model(often, capsys):
     agent, step = reopen(often, best=True)
     best = torch.load(often / 'best.pt', weights_only=True)
