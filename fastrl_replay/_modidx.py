@@ -2182,6 +2182,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'fastrl_replay/memory/timeline.py'),
                                                'fastrl_replay.memory.timeline.Timeline._go_back_to': ( 'memory/timeline.html#timeline._go_back_to',
                                                                                                        'fastrl_replay/memory/timeline.py'),
+                                               'fastrl_replay.memory.timeline.Timeline._is_same': ( 'memory/timeline.html#timeline._is_same',
+                                                                                                    'fastrl_replay/memory/timeline.py'),
                                                'fastrl_replay.memory.timeline.Timeline._next_base': ( 'memory/timeline.html#timeline._next_base',
                                                                                                       'fastrl_replay/memory/timeline.py'),
                                                'fastrl_replay.memory.timeline.Timeline._open': ( 'memory/timeline.html#timeline._open',

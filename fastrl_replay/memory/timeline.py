@@ -299,13 +299,23 @@ class Timeline:
         "Append rows, overwriting the oldest in a full memory; an invalid block changes nothing"
         rows = main_rows(steps)
         # the dtype of the block before, so the columns need no look
-        if rows is not None and rows.dtype == self._same and rows.ndim == 1:
-            self._same = rows.dtype  # comparing an object with itself is fast
+        if (
+            rows is not None
+            and (rows.dtype is self._same or self._is_same(rows.dtype))
+            and rows.ndim == 1
+        ):
             line, store, _ = self._parts
             first = line.tables.numbers.item(INSERTED)
             if store.add(line, rows):
                 return np.arange(first, first + len(rows))
         return self._add_checked(steps)
+
+    def _is_same(self, dtype) -> bool:
+        "Compare columns with those of the last block, and remember the object, for speed"
+        if self._same is None or dtype != self._same:
+            return False
+        self._same = dtype
+        return True
 
     def _add_checked(self, steps):
         "Add a first block, one with new environments, or one that will be refused"
