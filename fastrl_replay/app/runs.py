@@ -412,7 +412,7 @@ def start(
         run.found = run.agent.open_memory()
         out.mkdir(parents=True, exist_ok=True)
         held.enter_context(lock_dir(out))
-        _check_no_run(out)  # while this run was built, another one may have come and gone
+        _check_no_run(out)  # another process may have started a run meanwhile
         for path in left_over(out, _OURS):
             path.unlink(missing_ok=True)
         config = dict(

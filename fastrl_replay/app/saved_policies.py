@@ -101,7 +101,7 @@ def space_of(
         parts = nest(list(state['parts']), lambda k: space_of(state['parts'][k]))
         if isinstance(parts, tuple):
             return spaces.Tuple(parts)
-        return spaces.Dict(OrderedDict(parts))  # its order is that of a network's inputs
+        return spaces.Dict(OrderedDict(parts))  # in the order of the network's inputs
     if 'n' in state:
         return spaces.Discrete(state['n'], start=state['start'])
     if 'binary' in state:
