@@ -9,15 +9,13 @@ __all__ = ['StatefulPipe', 'PipeNode', 'Columns']
 import io, os
 import numpy as np, torch
 from fastcore.basics import patch
-from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import IterableDataset
 from torchdata import nodes
 from ..steps.core import Steps, steps_of_bytes
 from ..steps.errors import ArgumentTypeError, BlockError, StateError, not_installed
-from ..steps.row_dtypes import column_dtype, leaves
-from ..steps.batches import Sequences, burn_in_of, each_of
+from ..steps.row_dtypes import column_dtype
+from ..steps.batches import Sequences
 from ..steps.nested import fields_of, map_leaves, named_leaves, nested_dtype
 from ..pipe import IterDataPipe, Pipe, stage, upstream
 from ..generic import dp
@@ -162,7 +160,7 @@ def _refuse(name, got, expected, remedy=None):
 
 
 def _parts(x, name):
-    "Return plain tensors, nested in dicts and tuples; raise `BlockError` for anything else"
+    "Return tensors, nested in dicts and tuples; raise `BlockError` for anything else"
     if isinstance(x, dict) and x and next(iter(x)) != '[0]':
         return {k: _parts(v, f'{name}.{k}') for k, v in x.items()}
     if isinstance(x, (dict, list, tuple)) and x:
@@ -172,8 +170,8 @@ def _parts(x, name):
         )
     if isinstance(x, np.ndarray) and not x.dtype.hasobject:
         x = torch.from_numpy(np.array(x))
-    if not _is_plain(x):
-        _refuse(name, type(x).__name__, 'a plain tensor or array')
+    if not isinstance(x, torch.Tensor):
+        _refuse(name, type(x).__name__, 'a tensor or an array')
     if x.requires_grad:
         _refuse(
             name,
@@ -182,12 +180,6 @@ def _parts(x, name):
             'detach() it, or keep it outside of the block',
         )
     return x
-
-# %% ../../nbs/data/interop.ipynb #03d1e4c9
-def _is_plain(x):  # a tensor that has memory, and that torch doesn't trace
-    wrapped = getattr(torch._C._functorch, 'is_functorch_wrapped_tensor', lambda x: False)
-    plain = type(x) in (torch.Tensor, nn.Parameter) and x.layout == torch.strided
-    return plain and not wrapped(x) and _get_current_dispatch_mode() is None
 
 # %% ../../nbs/data/interop.ipynb #430d3e9f
 def _part_dtype(x, name, shape):
@@ -211,30 +203,14 @@ def _part_dtype(x, name, shape):
 
     return nested_dtype(x, of_tensor, name)
 
-# %% ../../nbs/data/interop.ipynb #184d8362
-def _shape(tensors, like):
-    "Return a block's shape: the dimensions before those that a column has within a row"
-    before = {t.dim() - a.ndim + 1 for t, (_, a) in zip(tensors, leaves(np.empty(0, like)))}
-    if all(t.dim() == 0 for t in tensors):
-        return ()
-    if min(before) < (len(before) > 1):
-        _refuse(
-            like.names[0],
-            f'shape {list(tensors[0].shape)}',
-            'the shape of the block before that of a row',
-        )
-    return tensors[0].shape[: min(before)]
-
 # %% ../../nbs/data/interop.ipynb #2a9b4a1a
-def _block(columns, shape=None, like=None):
-    "Columns as rows: laid out like `like` where they fit it"
+def _block(columns, shape=None):
+    "Return columns as rows"
     if not columns:
         raise BlockError('Steps.from_columns', 'no columns', remedy='give at least one')
     columns = {n: _parts(x, n) for n, x in columns.items()}
     tensors = [t for _, t in named_leaves(columns)]
-    if shape is None and like is not None:
-        shape = _shape(tensors, like)
-    elif shape is None:
+    if shape is None:
         shape = os.path.commonprefix([list(t.shape) for t in tensors])
     device = tensors[0].device
     shape = tuple(shape)
@@ -246,8 +222,7 @@ def _block(columns, shape=None, like=None):
             sorted({str(t.device) for t in tensors}),
             'one',
         )
-    fits = like is not None and all(like[n] == f for n, f in fields.items())
-    dtype = like if fits else np.dtype(list(fields.items()), align=True)
+    dtype = np.dtype(list(fields.items()), align=True)
     steps = Steps(np.zeros(shape if device.type == 'cpu' else 0, dtype))
     if device.type != 'cpu':
         steps = steps_of_bytes(
@@ -271,8 +246,6 @@ def from_columns(
 class Columns(dict):
     "The columns of a block by name, as attributes and as items; any values will do"
 
-    _layout = None
-
     def __getattr__(self, name):
         try:
             return self[name]
@@ -285,76 +258,24 @@ class Columns(dict):
 @patch
 def columns(self: Steps) -> Columns:  # on the same memory
     "All columns by name, without the rows: for functions that torch compiles or transforms"
-    columns = Columns(self.asdict())
-    columns._layout = _layout(self, columns)
-    return columns
-
-# %% ../../nbs/data/interop.ipynb #67660445
-class _Layout:
-    "What is remembered of a block; two are equal where their columns have the same names"
-
-    def __init__(self, names, rows=None, each=None, split=0):
-        self.names = tuple(names)
-        self.rows = rows
-        self.each = each
-        self.split = split
-
-    def __eq__(self, other):
-        return isinstance(other, _Layout) and self.names == other.names
-
-    def __hash__(self):
-        return hash(self.names)
-
-    def __repr__(self):
-        return f'_Layout({", ".join(self.names)})'
-
-# %% ../../nbs/data/interop.ipynb #8007a800
-def _layout(b, columns):
-    if isinstance(b, Columns):
-        known = b._layout and b._layout.names == tuple(columns)
-        return b._layout if known else _Layout(columns)
-    return _Layout(
-        columns, b.dtype, *((each_of(b).dtype, burn_in_of(b)) if isinstance(b, Sequences) else ())
-    )
+    return Columns(self.asdict())
 
 # %% ../../nbs/data/interop.ipynb #0117e91c
 def _flatten(b):
     if isinstance(b, Columns):
-        return list(b.values()), _layout(b, b)
+        return list(b.values()), tuple(b)
     with torch._C._DisableFuncTorch(), torch._C._DisableTorchDispatch():
-        columns = b.asdict()  # what transforms or traces wraps them itself
-    return list(columns.values()), _layout(b, columns)
+        columns = b.asdict()  # transforms and traces wrap them themselves
+    return list(columns.values()), tuple(columns)
 
-# %% ../../nbs/data/interop.ipynb #b687745c
-def _unflatten(values, layout):
-    columns = Columns(zip(layout.names, values))
-    columns._layout = layout
-    if layout.rows is None or torch.compiler.is_compiling():
-        return columns
 
-    def block(dtype, shape=None):
-        return _block({n: columns[n] for n in dtype.names}, shape, dtype)
-
-    try:
-        steps = block(layout.rows)
-        if layout.each is None:
-            return steps
-        if len(steps.shape) != 2:
-            return columns
-        each = block(layout.each, steps.shape[:1])
-    except BlockError:
-        return columns
-    return Sequences(steps, each, layout.split)
-
-# %% ../../nbs/data/interop.ipynb #5f9d51d4
-def _register(cls):
-    "Make a class known to torch's trees, once"
-    if cls not in pytree.SUPPORTED_NODES:
-        pytree.register_pytree_node(cls, _flatten, _unflatten)
+def _unflatten(values, names):
+    return Columns(zip(names, values))
 
 
 for cls in Steps, Sequences, Columns:
-    _register(cls)
+    if cls not in pytree.SUPPORTED_NODES:
+        pytree.register_pytree_node(cls, _flatten, _unflatten)
 
 # %% ../../nbs/data/interop.ipynb #8d55e7aa
 def _tensordict():
