@@ -583,7 +583,6 @@ def test_errors_of_overwritten_rows_are_counted_where_they_belong():
 
 def test_a_memory_on_disk_becomes_a_data_set(tmp_path):
     from fastrl_replay.app.offline import open_memory
-    from fastrl_replay.data.datasets import spaces_of
 
     with ExperienceReplay(bs=1, max_sz=100, store=Rows(path=tmp_path / 'm')) as memory:
         for block in GymStepper('CartPole-v1', seed=0).header(60):
@@ -591,7 +590,7 @@ def test_a_memory_on_disk_becomes_a_data_set(tmp_path):
         rows = memory.memory[:]
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        write_minari(open_memory(tmp_path / 'm'), 'pole/mine-v3', **spaces_of(rows.rows))
+        write_minari(open_memory(tmp_path / 'm'), 'pole/mine-v3', gym.make('CartPole-v1'))
     back = Steps.cat(list(read_minari('pole/mine-v3')))
     for n in 'state', 'action', 'reward', 'next_state', 'terminated', 'step_n':
         assert torch.equal(back[n], rows[n])
