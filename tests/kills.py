@@ -201,7 +201,7 @@ def write(kind, path, stream, max_sz, spare, log, stamp, rng):
         stamp += 1
         op = OPEN if replay is None else rng.choices([ADD, UPDATE, CLOSE], [75, 20, 5])[0]
         if op == OPEN:
-            log.begin(OPEN, max_sz, spare)
+            log.begin(OPEN)
             replay = opened(kind, path, max_sz, spare)
             len(replay.memory)  # it is opened when it is asked
         elif op == ADD:
@@ -235,18 +235,16 @@ class Expected:
 
     After a call that did not return, also what it may hold instead."""
 
-    def __init__(self):
+    def __init__(self, max_sz, spare=0):
         self.stamps, self.inserted, self.ends = np.zeros(N, int), 0, {0}
-        self.reserved, self.floor, self.max_sz, self.ring = 0, 0, 1, 1
+        self.reserved, self.max_sz, self.ring = 0, max_sz, max_sz + spare
         self.priorities = {}  # key → those that it may have; None: that of a new row
 
     def follow(self, log):
         calls, done = log.calls[: log.begun[0]].tolist(), log.done[0]
         for i, (op, a, b, c, *_) in enumerate(calls):
             returned = i < done
-            if op == OPEN and returned:
-                self.opened(a, a + b)
-            elif op == ADD:
+            if op == ADD:
                 self.stamps[a : a + b] = c
                 self.reserved = max(self.reserved, a + b)
                 self.ends = {a + b} if returned else {self.inserted, a + b}
@@ -258,15 +256,7 @@ class Expected:
 
     def oldest(self, inserted):
         "The oldest row that must be there"
-        return min(inserted, max(inserted - self.max_sz, self.reserved - self.ring, self.floor))
-
-    def opened(self, max_sz, ring):
-        "In a larger memory, existing rows remain, and no newer ones have used their slots"
-        if not self.reserved:
-            self.ring = ring
-        if ring > self.ring:
-            self.floor, self.reserved = self.oldest(self.inserted), self.inserted
-        self.max_sz, self.ring = max_sz, max(ring, self.ring)
+        return min(inserted, max(inserted - self.max_sz, self.reserved - self.ring, 0))
 
 
 def check(kind, path, stream, expected, mode):
@@ -369,8 +359,7 @@ def stop(pid):
 
 def warm(kind, path):
     "Compile what writers and checks use, so that each child need not"
-    stream, expected = Stream(0, has_frames(kind)), Expected()
-    expected.opened(20, 20)
+    stream, expected = Stream(0, has_frames(kind)), Expected(20)
     expected.stamps[:45], expected.reserved, expected.ends = 1, 45, {45}
     with opened(kind, path, 20) as replay:
         for first in 0, 15, 30:
@@ -389,10 +378,9 @@ def kill_writers(kind, n, where, seed=0):
     warm(kind, Path(where) / 'warm')
     for i in range(n):
         if i % 6 == 0:
-            path, stream, expected = Path(where) / f'{i}', Stream(i, has_frames(kind)), Expected()
+            path, stream = Path(where) / f'{i}', Stream(i, has_frames(kind))
             max_sz, spare = rng.choice([9, 60, 300]), rng.choice([0, 3, 500])
-        elif i % 6 == 3:
-            max_sz += rng.choice([1, max_sz])
+            expected = Expected(max_sz, spare)
         log.begun[0] = log.done[0] = 0
         pid = child(write, kind, path, stream, max_sz, spare, log, i << 20, rng)
         calls, until = rng.choice([0, 1, 40]), time.monotonic() + 60
@@ -405,8 +393,6 @@ def kill_writers(kind, n, where, seed=0):
             assert not expected.inserted
             continue
         for mode in 'r', 'a':
-            if mode == 'a':
-                expected.opened(max_sz, max_sz + spare)
             wrong, got = forked(check, kind, path, stream, expected, mode)
             assert not wrong, f'kill {i} of {kind}, opened with mode={mode!r}: {got}'
             expected.inserted, expected.ends = got, {got}

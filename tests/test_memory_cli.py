@@ -209,7 +209,7 @@ def test_other_rows_are_refused(tmp_path):
     one = start(recipe('cartpole', **SMALL, memory_path=str(tmp_path / 'm')), tmp_path / 'one')
     assert one.train(Stops(one, 200)) is None
     for name, changes, said in (
-        ('two', dict(max_sz=200), 'larger'),
+        ('two', dict(max_sz=200), 'max_sz and spare'),
         ('three', dict(wrappers='Observe([0, 1])'), "other columns .*'state'"),
     ):
         other = recipe('cartpole', **{**SMALL, **changes}, memory_path=str(tmp_path / 'm'))

@@ -97,7 +97,7 @@ def rows_of(timeline, skip=0):
     )
     drawn = line.drawn
     if place.lasts and not timeline.ages[0]:  # by the process that writes, and not by this one
-        drawn = place.new('drawn', place.ring, np.int32, by='slot')
+        drawn = place.new('drawn', place.ring, np.int32)
     row['drawn'] = drawn[slots]
     gone = place.oldest_whole() - int(key[0]) if len(key) else 0
     if gone > 0 or place.counters.item(REWINDS) != rewinds:
@@ -122,9 +122,9 @@ def probabilities_of(p, kind):
 def saved_priorities(timeline, key):
     "Return what can be sampled by the priorities in a memory's directory; None: there are none"
     place = timeline.place
-    if not timeline.parts or not place.lasts or 'priorities' not in place.meta['arrays']:
+    if not timeline.parts or not place.lasts or 'priorities' not in place.meta:
         return None
-    file = place.new('priorities', place.ring, np.float64, by='slot')
+    file = place.lasting_priorities()
     told = place.reported
     kind = place.meta.get('priorities')
     here = key[key < told]

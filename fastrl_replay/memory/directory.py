@@ -8,7 +8,6 @@ __all__ = ['FORMAT', 'read_meta', 'check_path', 'Directory', 'shard_path']
 # %% ../../nbs/memory/directory.ipynb #ba4ce25c
 import json, os, re, shutil, socket, time, uuid, warnings, weakref, zlib
 from contextlib import suppress
-from copy import copy
 from pathlib import Path
 import numpy as np
 from .. import __version__
@@ -23,13 +22,11 @@ from fastrl_replay.memory.places import (
     N_COUNTERS,
     RESERVED,
     REWINDS,
-    SHOWN,
     TOLD,
     Place,
     aligned,
-    in_parts,
 )
-from ..steps.states import checked, dict_of, integer, listed, text
+from ..steps.states import checked, integer, listed, text
 
 # %% ../../nbs/memory/directory.ipynb #ca9a4a1e
 FORMAT = 'a memory of fastrl_replay, format 1'
@@ -206,7 +203,7 @@ class Directory(Place):
         self.writes = choice(who, 'mode', mode, ('a', 'r')) == 'a'
         self.path = Path(path).absolute()
         self.holds = False
-        self._priorities = None, None  # a folder, and the array of this name in it
+        self._priorities = None  # an array by slot, if there is one
         self.until[0] = -1
         read_meta(self.path, who)  # or an error, before anything is made
         try:
@@ -273,7 +270,7 @@ class Directory(Place):
         self.folder.mkdir()
         self.ring = ring
         self.meta = None
-        self.arrays = {}  # bytes of a slot, by name
+        self._priorities = None
         allocate(self.file('counters'), 8 * N_COUNTERS, self.who)
         self.counters = self._mapped('counters', N_COUNTERS, np.int64)
         self.counters[REWINDS] = 1  # 0: the file was emptied
@@ -290,8 +287,6 @@ class Directory(Place):
             ring=self.ring,
             data=self.folder.name,
             rewound=[],
-            arrays=self.arrays,
-            records={},
             written_by=f'fastrl_replay {__version__}',
         )
         self._write_meta(new | meta)
@@ -344,21 +339,15 @@ class Directory(Place):
     def _find(self):
         "Open the memory that is there"
         who = f'{self.who}: {self.path}'
-        sizes = dict_of(integer(1, 2**31))
         form = dict(
             ring=integer(1, 2**31 - 1),
             max_sz=integer(1, 2**31 - 1),
             data=text,
             id=text,
             rewound=listed(integer()),
-            arrays=sizes,
-            records=sizes,
         )
         meta = checked(f'{who}/meta.json', form, self.meta, more=True)
-        names = [*meta['arrays'], *meta['records']]
-        if not re.fullmatch('data-[0-9a-f]{32}[.]fastrl', meta['data']) or not all(
-            re.fullmatch(r'[^/\\.][^/\\]*', n) for n in names
-        ):
+        if not re.fullmatch('data-[0-9a-f]{32}[.]fastrl', meta['data']):
             raise StateError(who, 'a damaged meta.json')
         self.folder = _plain(self.path / meta['data'], who)
         self.ring = meta['ring']
@@ -370,6 +359,8 @@ class Directory(Place):
         if not self.writes:
             self._watched = os.fspath(self.file('counters'))
             return
+        if os.path.lexists(self.file('priorities')):
+            self.lasting_priorities()
         closed = c.item(CHECK)
         c[CHECK] = 0  # until it is closed, also on the device
         sync(self.file('counters'))
@@ -387,7 +378,7 @@ class Directory(Place):
         if not os.path.exists(self._watched):
             raise StateError(
                 self.who,
-                f'{self.path} was made larger, or anew, since it was opened for reading',
+                f'{self.path} was made anew since it was opened for reading',
                 remedy='close() this one, and open it again',
             )
 
@@ -403,7 +394,6 @@ class Directory(Place):
         shape,  # a number or a tuple
         dtype,  # of its elements
         fill=None,  # what it holds at first; None: zeros
-        by: str = None,  # what the first axis counts: 'slot'; None: nothing
         own=False,  # does a reader change it, for itself?
     ) -> np.ndarray:
         "Return an array in a file: the one that is there, or a new one"
@@ -412,8 +402,6 @@ class Directory(Place):
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if not self.meta:
             allocate(self.file(name), nbytes, self.who)
-            if by:
-                self.arrays[name] = nbytes // self.ring
         array = self._mapped(name, shape, dtype)
         if fill and not self.meta:
             array[...] = fill
@@ -427,27 +415,23 @@ class Directory(Place):
             raise StateError(self.who, f'{path} is damaged', found, f'{nbytes:_} bytes')
         return mapped(path, shape, dtype, self.writes)
 
-    def lasting(self, name, dtype):
-        "Return an array by slot that is made when it is first asked for; None: a reader finds none"
-        size = np.dtype(dtype).itemsize
-        if self.holds and name not in self.meta['arrays']:
-            allocate(self.file(name), self.ring * size, self.who)
-            self.say(arrays=self.meta['arrays'] | {name: size})
-        if not os.path.lexists(self.file(name)):
-            return None
-        return self._mapped(name, self.ring, dtype)
+    def lasting_priorities(self):
+        "Return the array by slot, made when it is first asked for; None: a reader has none"
+        if self._priorities is None:
+            there = os.path.lexists(self.file('priorities'))
+            if not there and self.holds:
+                allocate(self.file('priorities'), self.ring * 8, self.who)
+            if there or self.holds:
+                self._priorities = self._mapped('priorities', self.ring, np.float64)
+        return self._priorities
 
     def forget_priorities(
         self,
         keys: np.ndarray,  # of rows that have none so far
     ):
         "Let the priorities that lie in the slots of these rows be unknown"
-        if 'priorities' not in self.meta['arrays']:
-            return
-        if self._priorities[0] != self.folder:
-            array = self._mapped('priorities', self.ring, np.float64)
-            self._priorities = self.folder, array
-        self._priorities[1][keys % self.ring] = 0
+        if self._priorities is not None:
+            self._priorities[keys % self.ring] = 0
 
     def keep(
         self,
@@ -461,18 +445,12 @@ class Directory(Place):
         # 0: nothing was written
         tags = numbers + 1 + (len(self.meta['rewound']) << _NUMBER_BITS)
         records = np.concatenate([rows, tags[:, None].view(np.uint8)], 1)
-        self.write_records(name, numbers % self.ring, records)
-        self.say(records=self.meta['records'] | {name: records.shape[1]})
-
-    def write_records(self, name, slots, records):
         path, size = self.file(name), records.shape[1]
         try:
             with open_plain(path, None, self.who, os.O_RDWR | os.O_CREAT) as file:
                 file.truncate(self.ring * size)
-                for slot, record in zip(slots, records):
-                    if not record.any():
-                        continue
-                    os.pwrite(file.fileno(), record.tobytes(), int(slot) * size)
+                for number, record in zip(numbers.tolist(), records):
+                    os.pwrite(file.fileno(), record.tobytes(), number % self.ring * size)
         except OSError as e:
             raise no_disk(self.who, path, size, e) from None
 
@@ -519,55 +497,6 @@ class Directory(Place):
         if c.item(FLUSHED) > first:
             c[FLUSHED] = first
             sync(self.file('counters'))  # before rows that were flushed are written over
-
-    def grow(
-        self,
-        ring: int,  # how many slots to make
-        max_sz: int,  # how many rows count
-        opened,  # (place) → links and a store in it, or raises
-    ):
-        """Make more slots: copy arrays by slot to another folder, link other files, replace the old
-
-        What is to be opened with these slots is opened before the old folder is replaced.
-        """
-        meta = self.meta
-        end, shown = self.span(meta['max_sz'])
-        oldest = min(end, self.oldest_whole())  # checkpoints may need spare rows
-        new = copy(self)
-        new.until = np.full(1, -1)
-        try:
-            new.begin(ring)
-            new.counters[:] = self.counters
-            # as if rows had been written over all that are not copied
-            new.counters[RESERVED] = oldest + ring
-            new.counters[SHOWN] = shown
-            records = meta['records']
-            by_slot = meta['arrays'] | records
-            for name, size in by_slot.items():
-                if name in records and not os.path.lexists(self.file(name)):
-                    continue  # no row had any
-                old = self._mapped(name, (self.ring, size), np.uint8)
-                if name not in records:
-                    array = new.new(name, (ring, size), np.uint8, by='slot')
-                for keys in in_parts(oldest, end, 4096):
-                    rows = old[keys % self.ring]
-                    if name in records:
-                        new.write_records(name, keys % ring, rows)
-                    else:
-                        array[keys % ring] = rows
-            for entry in os.scandir(self.folder):
-                others = entry.name not in by_slot and entry.name != 'counters'
-                if others and entry.is_file(follow_symlinks=False):
-                    _link(entry.path, new.file(entry.name))
-            new.meta = dict(meta, ring=ring, max_sz=max_sz, data=new.folder.name)
-            opened(new)
-            new.flush()
-            self._write_meta(new.meta)
-        except BaseException:
-            self._tidy()
-            raise
-        self.folder, self.counters, self.ring, self.until[0] = new.folder, new.counters, ring, 0
-        self._tidy()
 
     # ---- power cuts, closing ----
 
@@ -679,11 +608,3 @@ def shard_path(
     if mode == 'a' and (path / 'writer').exists():
         _locked(path, who, shared=True).close()  # shared: other workers look, too
     return _plain(path / f'shard-{rank}', who)
-
-# %% ../../nbs/memory/directory.ipynb #b9221736
-def _link(path, other):
-    "Give a file a second name; copy it if the file system has no links"
-    try:
-        os.link(path, other)
-    except OSError:
-        shutil.copyfile(path, other)

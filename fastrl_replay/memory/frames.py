@@ -105,8 +105,8 @@ class FrameRows(OpenStore):
         self._spans = spans_between(dtype.itemsize, leaves)
         self._places = np.array([(p, l.size) for l in leaves for p in l.places], np.int64)
         self._rest_size = int(self._spans[:, 1].sum())
-        self._rest = place.new('rest', (n, self._rest_size), np.uint8, by='slot')
-        self._refs = place.new('references', (n, len(self._places)), np.uint32, 0, by='slot')
+        self._rest = place.new('rest', (n, self._rest_size), np.uint8)
+        self._refs = place.new('references', (n, len(self._places)), np.uint32, 0)
         self._outgrows = place.lasts and outgrows(needs)
         end = 0
         for log, leaf in zip(logs, leaves):

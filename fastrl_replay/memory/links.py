@@ -91,10 +91,8 @@ class Links:
         layout = RowLayout(who, dtype, strict=False)
         # where kernels look in a row
         self.plan = np.concatenate([layout.at, self._search.at])
-        self.link, self.back = (
-            place.new(n, self.ring, np.int32, 0, by='slot') for n in ('link', 'back')
-        )
-        self._drawn = place.new('drawn', self.ring, np.int32, 0, by='slot', own=True)
+        self.link, self.back = (place.new(n, self.ring, np.int32, 0) for n in ('link', 'back'))
+        self._drawn = place.new('drawn', self.ring, np.int32, 0, own=True)
         # how many keys, then these
         self._noted = np.zeros(min(max(self.ring >> 5, 32), 4096), np.int64)
         self._use([place.base, place.base, 0, 0], Environments(), np.zeros(0, np.int64))

@@ -130,7 +130,7 @@ class Place:
     def close(self) -> bool:
         return False  # must it be opened again, if it is used again?
 
-    def lasting(self, name, dtype) -> np.ndarray:
+    def lasting_priorities(self) -> np.ndarray:
         return None  # an array by slot that lasts; None: none does
 
     def keep(self, name, numbers, rows):
@@ -163,7 +163,6 @@ class MainMemory(Place):
         shape,  # a number or a tuple
         dtype,  # of its elements
         fill=None,  # what it holds at first; None: anything
-        by: str = None,  # what the first axis counts: 'slot'; None: nothing
         own=False,  # is it this process's own, even where other arrays last?
     ) -> np.ndarray:
         "Return a new array"

@@ -191,7 +191,7 @@ class _Prioritized(Sampler):
         recall: bool,  # take the priorities that are there for its keys
     ):
         "Keep priorities in a file of the memory, too, if it has files"
-        file = place.lasting('priorities', np.float64)
+        file = place.lasting_priorities()
         if file is None:
             return
         kind = place.meta.get('priorities')

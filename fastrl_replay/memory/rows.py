@@ -319,7 +319,7 @@ class ArrayRows(OpenStore):
     def __init__(self, dtype, n, place):
         super().__init__(dtype, n, place)
         self._search = NaNSearch(dtype)
-        self._mem = place.new('rows', (n, dtype.itemsize), np.uint8, by='slot')
+        self._mem = place.new('rows', (n, dtype.itemsize), np.uint8)
         layout = RowLayout('Rows', dtype, strict=False)
         batch = BatchPlan(dtype)
         places = batch.itemsize, batch.index_at // 8, batch.weight_at // 4

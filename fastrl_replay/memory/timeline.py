@@ -24,7 +24,7 @@ from fastrl_replay.steps.errors import (
 from ..steps.row_dtypes import dtype_spec, saved_dtype, step_dtype
 from ..steps.episodes import BlockGate, RowLayout, refuse_nan, standing_dtype
 from ..steps.machine import size_text
-from .places import COMMITTED, REWINDS, SHOWN, in_parts
+from .places import COMMITTED, REWINDS, in_parts
 from fastrl_replay.memory.links import (
     AGE_MAX,
     AGE_SUM,
@@ -162,7 +162,7 @@ class Timeline:
     def _continued(self, place):
         "Return links and a store over the rows that lie in a directory"
         dtype = self._check_meta(place)
-        self._fit(place, dtype)
+        self._fit(place)
         self._choose_base(place)
         parts = line, store, _ = self._parts_in(place, dtype)
         store.reopen()
@@ -643,26 +643,19 @@ class Timeline:
             )
         return dtype
 
-    def _fit(self, place, dtype):
-        "Make as many slots as are asked for; a process that only reads takes what there is"
-        ring = self.max_sz + self.store.spare
+    def _fit(self, place):
+        "Raise if the memory on disk has another size; a reader takes what there is"
         was = place.meta['max_sz']
         if self.reads_only:
             self.max_sz = min(self.max_sz, was)
-        elif self.max_sz < was:
+        elif self.max_sz != was or self.max_sz + self.store.spare > place.ring:
             raise ArgumentError(
                 self.who,
-                f'max_sz: the memory in {place.path} is larger',
-                self.max_sz,
-                f'at least {was}',
-                f'max_sz={was}; rows would be lost',
+                f'max_sz and spare: the memory in {place.path} was made with other ones',
+                f'{self.max_sz} and {self.store.spare}',
+                f'{was} and at most {place.ring - was}',
+                'these, or copy the rows to another path',
             )
-        elif ring > place.ring:
-            place.grow(ring, self.max_sz, lambda new: self._parts_in(new, dtype))
-        elif self.max_sz > was:
-            # rows that had ceased to count don't come back
-            place.counters[SHOWN] = place.span(was)[1]
-            place.say(max_sz=self.max_sz)
 
     def flush(self):
         "Flush everything to the device, for power cuts; in main memory there is nothing to do"

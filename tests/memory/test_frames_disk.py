@@ -68,13 +68,13 @@ SLOW = [(k, c) for k in SPACES for c in CODECS if (k, c) not in FAST]
     max_sz=st.integers(1, 40),
     repeats=st.booleans(),
     spare=st.integers(0, 60),
-    what=st.lists(st.sampled_from(['', 'close', 'save', 'load', 'grow', 'reader']), max_size=14),
+    what=st.lists(st.sampled_from(['', 'close', 'save', 'load', 'reader']), max_size=14),
     stack=st.sampled_from([1, 3]),
 )
 def test_a_directory_of_frames_is_a_memory_of_rows(
     tmp_path_factory, kind, compress, program, sizes, max_sz, repeats, spare, what, stack
 ):
-    "Whatever is added, closed, rewound and made larger, for the writer and for a reader"
+    "Whatever is added, closed and rewound, for the writer and for a reader"
     rows, path = stream(*SPACES[kind], program, 0, repeats), tmp_path_factory.mktemp('m') / 'm'
 
     def opened():
@@ -88,13 +88,8 @@ def test_a_directory_of_frames_is_a_memory_of_rows(
             memory.add(Steps(rows[at : at + n].copy()))
         at += n
         do = what[i] if i < len(what) else ''
-        if do in ('close', 'grow'):
+        if do == 'close':
             line.close()
-            if do == 'grow':
-                max_sz, saved, reader = max_sz + 7, None, None
-                larger = Timeline(max_sz)
-                larger.load_state_dict(plain.state_dict())
-                plain = larger
             line = opened()
         elif do == 'save':
             saved = plain.inserted, *(through_file(m.state_dict()) for m in (plain, line))

@@ -64,7 +64,7 @@ class TurnedRows(OpenStore):
 
     def __init__(self, dtype, n, place):
         super().__init__(dtype, n, place)
-        self.mem = place.new('turned', (n, dtype.itemsize), np.uint8, by='slot')
+        self.mem = place.new('turned', (n, dtype.itemsize), np.uint8)
 
     @property
     def nbytes(self):
@@ -140,7 +140,7 @@ def test_replays_draw_the_same_from_any_store(kind, program, sizes, max_sz, save
 
 
 def test_a_store_of_ones_own_lasts_in_a_directory(tmp_path):
-    "It is written, killed, opened again, made larger, rewound and read"
+    "It is written, killed, opened again, rewound and read"
     rows = story(bytes(range(60)))
     plain, line = Timeline(10), Timeline(10, Turned(tmp_path, spare=10))
     for memory in plain, line:
@@ -152,29 +152,11 @@ def test_a_store_of_ones_own_lasts_in_a_directory(tmp_path):
     line.load_state_dict(saved)
     equal(line[:], plain[:])
     line.close()
-    line, larger = Timeline(25, Turned(tmp_path, spare=10)), Timeline(25)
-    larger.load_state_dict(plain.state_dict())
-    for memory in line, larger:
+    line = Timeline(10, Turned(tmp_path, spare=10))
+    for memory in line, plain:
         memory.add(Steps(rows[30:]))
-    equal(line[:], larger[:])
-    equal(Timeline(25, Turned(tmp_path, mode='r'))[:], larger[:])
-
-
-class Sized(Turned):
-    def open(self, dtype, n, place):
-        place.new('sizes', n, np.int64)
-        return super().open(dtype, n, place)
-
-
-def test_a_directory_that_cannot_be_made_larger_stays_as_it_is(tmp_path):
-    "The store does not say that its array is by slot"
-    line = Timeline(10, Sized(tmp_path))
-    line.add(Steps(story(bytes(range(20)))))
-    rows = line[:]
-    line.close()
-    with pytest.raises(StateError, match='sizes is damaged; got 80 bytes'):
-        len(Timeline(25, Sized(tmp_path)))
-    equal(Timeline(10, Sized(tmp_path))[:], rows)
+    equal(line[:], plain[:])
+    equal(Timeline(10, Turned(tmp_path, mode='r'))[:], plain[:])
 
 
 def test_stores_and_samplers_are_templates():

@@ -802,21 +802,6 @@ def test_priorities_on_disk_are_not_those_of_overwritten_rows(tmp_path, between)
         assert {*known['priority'][steps > 12]} == {top}
 
 
-def test_a_directory_without_states_can_grow_twice(tmp_path):
-    replay = with_states(tmp_path / 'm', 2, 0, 20)
-    add_states(replay, *range(1, 10))
-    state = replay.state_dict()
-    add_states(replay, *range(10, 70))
-    with pytest.warns(UserWarning, match='overwritten'):
-        replay.load_state_dict(state)
-    replay.load_state_dict(through_file(replay.state_dict()))  # no row is left
-    replay.close()
-    for max_sz in 25, 27:
-        with with_states(tmp_path / 'm', 2, 0, max_sz) as replay:
-            add_states(replay, *range(1, 5))
-            assert len(replay.memory)
-
-
 def test_packed_states_are_refused_before_their_rows_are_taken():
     packed = np.dtype([('h', 'f4', (2,)), ('c', 'f2', (3,))])
     rows = np.zeros(3, step_dtype(spaces.Box(-9, 9, (1,)), spaces.Discrete(2), hidden=packed))
