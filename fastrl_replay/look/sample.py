@@ -15,6 +15,7 @@ from inspect import signature
 from itertools import zip_longest
 import numpy as np
 from ..memory.places import REWINDS
+from ..memory.sumtree import LARGEST
 from ..memory.timeline import NO_ROWS, Timeline
 from .remarks import remarks_on_memory, remarks_on_rows
 from ..parallel.service import Service
@@ -102,8 +103,8 @@ def rows_of(timeline, skip=0):
     gone = place.oldest_whole() - int(key[0]) if len(key) else 0
     if gone > 0 or place.counters.item(REWINDS) != rewinds:
         return rows_of(timeline, skip + 2 * max(gone, 0))
-    if episode['first'].min(initial=0) < 0:
-        raise StateError(timeline.who, 'a memory on disk with damaged links', timeline.place.path)
+    if min(episode['first'].min(initial=0), row['drawn'].min(initial=0)) < 0:
+        raise StateError(timeline.who, 'a memory on disk with damaged links or counts', place.path)
     return row, episode
 
 
@@ -129,6 +130,8 @@ def saved_priorities(timeline, key):
     kind = place.meta.get('priorities')
     here = key[key < told]
     p = file[here % place.ring]
+    if not ((p >= 0) & (p <= LARGEST)).all():
+        raise StateError(timeline.who, f'priorities in {place.path} are damaged')
     length = np.ones(len(here), np.int32)
     if 'sequences' in place.meta:  # priorities of sequences, at their first rows
         here = here[p > 0]

@@ -24,7 +24,7 @@ from ..steps.row_dtypes import differing_columns, extend_dtype
 from ..pipe import Pipe
 from .replay import Replay
 from .views import as_feedback
-from ..steps.states import anything, checked, integer, listed, real
+from ..steps.states import anything, checked, exactly, integer, listed, maybe, real
 
 # %% ../../nbs/replay/mixture.ipynb #684b5fb2
 def apportion(
@@ -254,11 +254,19 @@ class Mixture(Pipe):
 
     def snapshot(self) -> dict:
         others = {name: r.state_dict() for name, r in self.replays.items() if r is not self.fed}
-        return dict(batches=self.batches, carried=self.carried.tolist(), others=others)
+        return dict(
+            batches=self.batches,
+            carried=self.carried.tolist(),
+            stepped=self._stepped,
+            others=others,
+        )
 
     def check_state(self, state, remote=False):
         form = dict(
-            batches=integer(), carried=listed(real(-1e6, 1e6), len(self.replays)), others=anything
+            batches=integer(),
+            carried=listed(real(-1e6, 1e6), len(self.replays)),
+            stepped=maybe(exactly(*self.replays)),
+            others=anything,
         )
         state = checked('Mixture', form, state)
         others = {name: r for name, r in self.replays.items() if r is not self.fed}
@@ -280,6 +288,7 @@ class Mixture(Pipe):
             stage.restore(ready)
         self.batches = state['batches']
         self.carried = np.array(state['carried'])
+        self._stepped = state['stepped']
 
     def _close(self):
         for r in self.replays.values():

@@ -247,7 +247,7 @@ class StepRows:
         if mode is None and final_obs is None and outcome & ENDED and self._n is not None:
             raise self._undeclared()
         if outcome & AFTER_END and not resets_itself:
-            self._warn(
+            self.warn(
                 f'environment {rows["env_id"][0]}, or one of the same vector, goes on from the '
                 'state in which its episode ended',
                 "reset it after each end; autoreset_mode='next_step' if it resets itself",
@@ -267,25 +267,28 @@ class StepRows:
         numbers = all(a.dtype.kind in 'biuf' for a in flags)
         if numbers and not any(a.any() for a in flags):
             return
-        self.unsure = True
-        if not numbers:
+        if not numbers or self.dtype is None:
+            self.unsure = True
+            self._all_lost |= numbers  # the environments are looked up with the next step
             return
-        if self.dtype is None:
-            self._all_lost = True  # the environments are looked up with the next step
-            return
-        table = self.table[: len(self.number)]
-        lost = table['counts'][:, OVER] == 0
-        with suppress(BlockError, ValueError):  # it names no environments, or other ones
+        with suppress(BlockError):  # or those of the last step are meant
             self._find(env_id, len(self.rows))
+        try:
             ended = np.broadcast_to((flags[0] != 0) | (flags[1] != 0), self.rows.shape)
-            table = self.table[: len(self.number)]
-            lost = table['counts'][:, OVER] == 0
-            lost &= np.isin(table['env_id'], self.new['env_id'][ended])
-        table['counts'][lost, OVER] = LOST
+            ended = self._which[ended]
+        except (IndexError, ValueError):  # other flags than environments
+            self.unsure = True
+            return
+        counts = self.table['counts']
+        lost = ended[counts[ended, OVER] == 0]
+        counts[lost, OVER] = LOST
 
     def break_off(self):
-        "Let the environments that stepped last begin an episode: their last step may be lost"
-        self.table['counts'][self._which, STEP:] = _FRESH[STEP:]
+        "Let all environments begin an episode: rows of those under way may be lost"
+        counts = self.table['counts']
+        under_way = counts[:, OVER] != 1
+        under_way[self._which] = True
+        counts[under_way, STEP:] = _FRESH[STEP:]
         self.unsure = True
 
     def _write(self, values):
@@ -454,12 +457,12 @@ class StepRows:
                 'the policy and the learner instead; copy arrays that the environment overwrites; '
                 'truncated=True for steps that do not follow each other',
             )
-        self._warn(
+        self.warn(
             f'a step of {env} does not begin where the one before ended: a new episode begins',
             'none after a restart; truncated=True at the last step before a reset',
         )
 
-    def _warn(self, what, remedy):
+    def warn(self, what, remedy):
         "Warn, once for each remedy"
         if remedy not in self._warned:
             self._warned.add(remedy)
@@ -622,6 +625,16 @@ class OwnSteps(Pipe):
             self._refuse_nan(steps.rows)
             self._waiting.append(steps)
         self.rows.done()
+
+    def break_off(self):
+        "Drop rows that wait; all environments begin an episode with their next step"
+        self._waiting.clear()
+        self.rows.done()
+        self.rows.break_off()
+        self.rows.warn(
+            'after an error in the chain, rows that waited in it are lost: new episodes begin',
+            'none',
+        )
 
     def __setstate__(self, state):  # a copy begins new episodes
         super().__setstate__(state)

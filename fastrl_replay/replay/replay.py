@@ -217,7 +217,7 @@ class Replay(Pipe):
             )
 
     def clear(self):
-        "Remove all rows; their keys are not given out again, and rows on disk stay there"
+        "Forget all rows, whose keys are not given out again; a memory on disk keeps its rows"
         with self.lock:
             self.memory.close()
             self._fresh()
@@ -330,8 +330,13 @@ class Replay(Pipe):
                 chain.load_state_dict(before[0])
                 first.rows.unsure = unsure  # all is as it was
             elif given or not isinstance(e, Exception):
-                first.rows.done()
-                first.rows.break_off()
+                # what came out of the chain is lost, so what waits in it doesn't follow
+                stage = upstream(self)
+                while stage is not first:
+                    if isinstance(stage, Pipe):
+                        stage._fresh()
+                    stage = upstream(stage)
+                first.break_off()
             raise
         first.proven = first.proven or len(keys) > 0
         return np.concatenate(keys) if keys else np.zeros(0, np.int64)

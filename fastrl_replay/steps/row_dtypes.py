@@ -155,6 +155,9 @@ def saved_dtype(spec: list) -> np.dtype:  # of rows
             if dtype.names and dtype_spec(dtype) == spec
             else ['no columns']
         )
+        spans = sorted((at, at + kind.itemsize) for _, kind, at in parts_of(dtype))
+        if any(end > at for (_, end), (at, _) in zip(spans, spans[1:])):
+            wrong.append('columns that overlap')
     except Exception as e:
         wrong = [f'{type(e).__name__}: {e}']  # numpy has many for what is no dtype
     if wrong:

@@ -2,6 +2,8 @@
 
 There is never a loop, and rows are never gone without a word."""
 
+import json
+
 import numpy as np, pytest
 from gymnasium import spaces
 
@@ -142,6 +144,28 @@ def test_a_page_of_damaged_links_is_no_page_of_other_rows(noise, tmp_path):
     changed(tmp_path / 'm', 'link', np.int32, change)
     with pytest.raises(StateError, match='damaged links'):
         memory_sample(ExperienceReplay(max_sz=40, store=Rows(tmp_path / 'm', mode='r')))
+
+
+@pytest.mark.parametrize('name, kind, bad', [('drawn', 'i4', -1), ('priorities', 'f8', np.inf)])
+def test_pages_name_damaged_counts_and_priorities(name, kind, bad, tmp_path, capsys):
+    with PrioritizedReplay(max_sz=40, store=Rows(tmp_path / 'm')) as replay:
+        replay.add(rows(30))
+        replay.sample()
+    changed(tmp_path / 'm', name, np.dtype(kind), lambda a: a.fill(bad))
+    assert main(['memory', str(tmp_path / 'm')]) == 2
+    assert 'damaged' in capsys.readouterr().err
+
+
+def test_columns_that_overlap_are_refused(tmp_path):
+    with ExperienceReplay(max_sz=40, store=Rows(tmp_path / 'm')) as replay:
+        replay.add(rows(30))
+    meta = json.loads((tmp_path / 'm/meta.json').read_text())
+    truncated = next(c for c in meta['columns'][2] if c[0] == 'truncated')
+    truncated[1] = 1
+    (tmp_path / 'm/meta.json').write_text(json.dumps(meta))
+    for mode in 'a', 'r':
+        with pytest.raises(StateError, match='columns that overlap'):
+            len(ExperienceReplay(max_sz=40, store=Rows(tmp_path / 'm', mode=mode)))
 
 
 def test_a_reader_takes_no_goals_along_damaged_links(tmp_path):
