@@ -25,27 +25,23 @@ class AgentsSlot(Slot):
         # at each place, also while it isn't there
         self.names = [*env.named, *[''] * (len(self.counts) - len(env.named))]
         self.moment = 0
-        self.answer = {}, {}  # of the last step: observations and infos
 
     def reset(self, infos):
-        "Reset the environment if no agent is there"
+        "Remove agents whose episode has ended; reset the environment if none is left"
         flags = self.counts[:, 2]
+        flags[flags == ENDED] = ABSENT
         if (flags != ABSENT).any():
             return
-        parallel = self.env.parallel
-        obs, told = parallel.reset(**({} if self.seed is None else dict(seed=self.seed)))
-        self._join(obs, told, infos)
+        obs, told = self.env.parallel.reset(seed=self.seed)
         self.seed = None
-        if (flags == ABSENT).all():
-            raise ArgumentError(
-                'GymStepper',
-                'agents after a reset',
-                parallel.agents,
-                'at least one, with its observation',
-            )
+        joined = self._join(obs, told, infos)
+        if not joined:
+            raise ArgumentError('GymStepper', 'agents after a reset', joined, 'at least one')
+        flags[joined] = READY
 
     def _join(self, obs, told, infos):
-        "Agents that were not there begin an episode; one without an observation comes later"
+        "Begin episodes of agents that were not there; one without an observation comes later"
+        joined = []
         for name in self.env.parallel.agents:
             if name not in obs:
                 continue
@@ -53,9 +49,9 @@ class AgentsSlot(Slot):
             if self.counts[place, 2] != ABSENT:
                 continue
             put(self.state[place : place + 1], obs[name], write_exactly)
-            if infos is not None:
-                infos.reset(self.at + place, told.get(name, {}))
-            self.counts[place, 2] = READY
+            infos.reset(self.at + place, told.get(name, {}))
+            joined.append(place)
+        return joined
 
     def _place(self, name):
         "Return an agent's place; a new agent takes a free one, ideally one that never had a name"
@@ -72,16 +68,15 @@ class AgentsSlot(Slot):
                 f'{len(self.names)} at a time',
                 f'Agents(env, room={len(self.names) + 1}) or more',
             )
-        place = min(free, key=lambda p: (self.names[p] != '', self.names[p] in self.env.named, p))
+        place = min(free, key=lambda p: (self.names[p] in self.env.named, self.names[p] != ''))
         self.names[place] = name
         return place
 
     def step(self, actions, rows, infos):
         "Step it with the actions of those that are there, and write the results into their rows"
+        parallel = self.env.parallel
         here = np.flatnonzero(self.counts[:, 2] % 2 == 0).tolist()
-        acts = {self.names[p]: pick(actions, self.at + p) for p in here}
-        *answers, told = self.env.parallel.step(acts)
-        self.answer = answers[0], told
+        *answers, told = parallel.step({self.names[p]: pick(actions, self.at + p) for p in here})
         rows = rows[self.at : self.at + len(self.names)]
         rows['agent'] = np.arange(len(rows))
         rows['moment'] = self.moment
@@ -91,21 +86,10 @@ class AgentsSlot(Slot):
             row = rows[place : place + 1]
             write_answer(row, *(x[name] for x in answers))
             self.state[place] = row['next_state'][0]
-            if name not in self.env.parallel.agents and not (row['terminated'] | row['truncated']):
+            if name not in parallel.agents and not (row['terminated'] | row['truncated']):
                 raise ArgumentError(
-                    'GymStepper',
-                    f'agent {name!r} left',
-                    'no end of its episode',
-                    'terminated, or truncated where it was just broken off',
+                    'GymStepper', f'agent {name!r} left', expected='terminated or truncated'
                 )
-            if infos is not None:
-                infos.step(self.at + place, told.get(name, {}))
-
-    def finish(self, infos, wrong):
-        "Those whose episode has ended are not there any more; others may join"
-        flags = self.counts[:, 2]
-        ended = flags == ENDED
-        left = [self.names[p] for p in np.flatnonzero(ended)]
-        flags[ended] = ABSENT
-        obs, told = self.answer
-        self._join({name: x for name, x in obs.items() if name not in left}, told, infos)
+            infos.step(self.at + place, told.get(name, {}))
+        # as after an autoreset pseudo-step, their first rows come with the next step
+        self.counts[self._join(answers[0], told, infos), 2] = ENDED

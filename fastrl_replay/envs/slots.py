@@ -8,11 +8,10 @@ __all__ = ['RUNNING', 'ENDED', 'READY', 'ABSENT', 'COUNTED', 'SLOT', 'count_step
 # %% ../../nbs/envs/slots.ipynb #22d9025a
 import numpy as np
 from .checks import write_answer, write_exactly
-from .envstate import Opaque, decode, encode, encoded
+from .envstate import Opaque, decode, encode
 from ..steps.compiled import memmove, njit
-from ..steps.numbering import MAX_ENVS
 from ..steps.nested import pick, put
-from ..steps.states import integer, maybe, text
+from ..steps.states import anything, integer, maybe, text
 
 # %% ../../nbs/envs/slots.ipynb #17495f78
 RUNNING, ENDED, READY, ABSENT = range(4)  # odd: it has no row, and its action doesn't count
@@ -24,7 +23,6 @@ def count_steps(
     raw,  # the rows, as bytes
     at,  # the size of a row, and the places of these columns
     first,  # the number of the first environment
-    strict,  # must an autoreset pseudo-step have no reward?
     counts,  # [n, 3]: episode, step, and one of the four above
     totals,
 ):
@@ -38,12 +36,11 @@ def count_steps(
     for i in range(len(totals)):
         row = i * size
         over = raw[row + term_at] or raw[row + trunc_at]
-        reward = floats[(row + reward_at) >> 2]
         if counts[i, 2] % 2:
             left += 1
             if counts[i, 2] == ENDED:
                 counts[i, 2] = READY
-                if over or strict and reward:
+                if over:
                     wrong = i
             continue
         if left:
@@ -54,7 +51,7 @@ def count_steps(
             counts[i, 1] = 0
             totals[i] = 0.0
         counts[i, 1] += 1
-        totals[i] += reward
+        totals[i] += floats[(row + reward_at) >> 2]
         ints[(row + env_at) >> 2] = first + i
         ints[(row + episode_at) >> 2] = counts[i, 0]
         ints[(row + step_at) >> 2] = counts[i, 1]
@@ -68,7 +65,6 @@ class Slot:
     "An environment, or several that one call steps: the base of the three kinds"
 
     columns = {}  # that only rows of this kind of slot have
-    assumed = False  # is it just assumed how it resets?
     saved = ('seed',)
 
     def __init__(
@@ -86,33 +82,19 @@ class Slot:
         self.seed = seed
         self.counts = counts
         self.state = state
-        self.leave()
 
-    def leave(self):
-        "End all its episodes; new ones begin"
-        self.counts[:, 2] = ABSENT
-
-    def finish(self, infos, wrong):
-        "Look at what was counted, if an episode ended or a row is left out"
-
-    def where(self) -> tuple:
-        "Return which step of which environment comes next"
-        episode, step = self.next_step()
-        if len(step) == 1:
-            return f'environment {self.env_id}', episode[0], step[0]
-        who = f'one of environments {self.env_id} to {self.env_id + len(step) - 1}'
-        return who, episode.tolist(), step.tolist()
-
-    def next_step(self) -> tuple:
-        "The numbers of the next episode and step of each environment"
+    def where(self) -> list:
+        "Return its environments, their episodes and their next steps, as texts"
         episode, step, flag = self.counts.T
-        return episode + (flag > 0), np.where(flag > 0, 0, step) + 1
+        begins = flag != RUNNING
+        numbers = self.env_id + np.arange(len(step)), episode + begins, step * ~begins + 1
+        return [' or '.join(map(str, x.tolist())) for x in numbers]
 
     def state_dict(self) -> dict:
         "Its environment, if that can be saved, and its attributes"
         env, why = saved_env(self.env)
-        if (self.counts == [0, 0, ABSENT]).all():
-            why = None  # nothing is lost before the first reset
+        if not self.counts[:, 0].any():
+            why = None  # nothing is lost before the first step
         random = None
         if env is None and len(self.counts) == 1 and hasattr(self.env.unwrapped, '_np_random'):
             random = saved_env(self.env.unwrapped._np_random)[0]
@@ -123,25 +105,23 @@ class Slot:
         self,
         state,
         seed,  # of the group
-    ) -> bool:
-        "Continue; return whether with new episodes, as the environment was not saved"
-        own = decode(state['own'])
-        for name in self.saved:
-            setattr(self, name, own[name])
+    ):
+        "Continue, with new episodes if the environment was not saved"
+        for name, x in decode(state['own']).items():
+            setattr(self, name, x)
         if state['env'] is not None:
             decode(state['env'], self.env)
         if state['why'] is None:
-            return False
-        self.leave()
+            return
+        self.counts[:, 2] = ABSENT
         if state['random'] is not None:
             self.env.unwrapped.np_random = decode(state['random'])
         elif seed is not None:
-            self.seed = int(seed) + self.env_id + 1_000_003 * int(self.counts[:, 0].sum())
-        return True
+            self.seed = seed + self.env_id + 1_000_003 * int(self.counts[:, 0].sum())
 
 
 SLOT = dict(
-    n=integer(1, MAX_ENVS), env=encoded, why=maybe(text), own=encoded, random=encoded
+    n=integer(), env=anything, why=maybe(text), own=anything, random=anything
 )  # the form of what `state_dict` gives
 
 # %% ../../nbs/envs/slots.ipynb #7d5d8362
@@ -164,10 +144,9 @@ class SingleSlot(Slot):
         "Reset it if its episode is over"
         if self.counts[0, 2] % 2 == 0:
             return
-        obs, info = self.env.reset() if self.seed is None else self.env.reset(seed=self.seed)
+        obs, info = self.env.reset(seed=self.seed)
         put(self.state, obs, write_exactly)
-        if infos is not None:
-            infos.reset(self.at, info)
+        infos.reset(self.at, info)
         self.seed = None
         self.counts[0, 2] = READY
 
@@ -191,7 +170,7 @@ class SingleSlot(Slot):
             write_answer(own, obs, reward, terminated, truncated)
             self.state[...] = own['next_state']
             self.seen = getattr(obs, 'dtype', None)
-        if infos is not None:
+        if infos.defaults:
             infos.step(at, info)
 
 # %% ../../nbs/envs/slots.ipynb #1012a369

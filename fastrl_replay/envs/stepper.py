@@ -112,7 +112,15 @@ class GymStepper(Positioned):
             self._entries,
         )
         if self._state and (not self.piped or first in self._state):
-            self._load(group)
+            try:
+                group.load_state_dict(self._state[first])
+            except Exception as e:  # of an environment's own, or a space's
+                raise StateError(
+                    'GymStepper',
+                    "saved environments that these can't go on from",
+                    in_words(e),
+                    remedy='build the pipe that was saved; or the state is damaged',
+                ) from e
         self._groups[id(env)] = group
         return group
 
@@ -137,20 +145,6 @@ class GymStepper(Positioned):
             # copies may have copies of one generator
             seed = int.from_bytes(os.urandom(4), 'big')
         return sum(before) * info.world_size + n * info.rank, seed
-
-    def _load(self, group):
-        "Continue where this group was saved"
-        try:
-            group.load_state_dict(self._state[group.first_id])
-        except StateError:
-            raise
-        except Exception as e:  # of an environment's own, or a space's
-            raise StateError(
-                'GymStepper',
-                "saved environments that these can't go on from",
-                in_words(e),
-                remedy='build the pipe that was saved; or the state is damaged',
-            ) from e
 
     def _open(self):
         self._in_worker(worker_info())

@@ -6,13 +6,12 @@
 __all__ = ['as_mode', 'VectorSlot']
 
 # %% ../../nbs/envs/vector_slots.ipynb #eaed4dbf
-import warnings
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from .checks import write_answer, write_exactly
-from .infos import MISSING, of_env
+from .infos import of_env
 from .slots import ABSENT, ENDED, READY, Slot
-from ..steps.errors import ArgumentError, EnvError, choice, problem
+from ..steps.errors import ArgumentError, choice
 from ..steps.nested import pick, put
 
 # %% ../../nbs/envs/vector_slots.ipynb #2cad40d8
@@ -29,56 +28,39 @@ def as_mode(x, what='autoreset_mode', who='GymStepper'):
 class VectorSlot(Slot):
     "A slot with a vector environment, in whichever way it resets"
 
-    def __init__(self, env, *place, mode=None):
+    def __init__(self, env, mode, *place):
         super().__init__(env, *place)
-        said = as_mode(
-            env.metadata.get('autoreset_mode'),
-            f"metadata['autoreset_mode'] of environment {self.env_id}",
-        )
-        given = as_mode(mode)
-        if None not in (said, given) and given != said:
+        own = as_mode(env.metadata.get('autoreset_mode'), f"metadata['autoreset_mode'] of {env}")
+        modes = {as_mode(mode), own} - {None}
+        if len(modes) != 1:
             raise ArgumentError(
                 'GymStepper',
-                'autoreset_mode',
-                given.value,
-                f'{said.value}, as the metadata of environment {self.env_id} says',
-                "leave it out, or correct the environment's metadata['autoreset_mode']",
+                f'autoreset_mode of environment {self.env_id}',
+                f'{mode} and, in the metadata of the environment, {own}',
+                'one mode',
+                "autoreset_mode='next_step', 'same_step' or 'disabled', or in the metadata",
             )
-        self.assumed = said is None and given is None
-        self.mode = given or said or AutoresetMode.NEXT_STEP
-        if self.assumed:
-            warnings.warn(
-                problem(
-                    'GymStepper',
-                    f'how environment {self.env_id} resets is not said, NextStep is assumed',
-                    f'{env} without autoreset_mode in its metadata',
-                    remedy="GymStepper(..., autoreset_mode='next_step')",
-                )
-            )
+        self.mode = modes.pop()
         self.kind = self.mode.value
-        self.info = {}  # of the last step
 
     def reset(self, infos):
         "Reset all at first, later those whose episode is over if they don't reset themselves"
         flags = self.counts[:, 2]
         if flags[0] == ABSENT:
-            self._reset(flags == ABSENT, infos, seed=self.seed)
+            how = dict(seed=self.seed)
             self.seed = None
-        elif self.mode == AutoresetMode.DISABLED and (flags == ENDED).any():
-            over = flags == ENDED
-            self._reset(over, infos, options={'reset_mask': over})
-
-    def _reset(self, which, infos, **how):
-        obs, self.info = self.env.reset(**how)
+        elif self.mode == AutoresetMode.DISABLED and ENDED in flags:
+            how = dict(options={'reset_mask': flags == ENDED})
+        else:
+            if self.mode == AutoresetMode.SAME_STEP:
+                flags[flags == ENDED] = READY
+            return
+        over = flags % 2 == 1
+        obs, info = self.env.reset(**how)
         put(self.state, obs, write_exactly)
-        self.counts[which, 2] = READY
-        self._read_reset(infos)
-
-    def _read_reset(self, infos):
-        "Keep the entries of states in which episodes begin"
-        if infos is not None:
-            for i in np.flatnonzero(self.counts[:, 2] == READY):
-                infos.reset(self.at + i, infos.of_env(self.info, i))
+        flags[over] = READY
+        for i in np.flatnonzero(over):
+            infos.reset(self.at + i, of_env(info, i, infos.needed))
 
     def step(self, actions, rows, infos):
         "Step all and write the results into their rows"
@@ -90,50 +72,30 @@ class VectorSlot(Slot):
         obs, reward, terminated, truncated, info = self.env.step(actions)
         write_answer(rows, obs, reward, terminated, truncated)
         self.state[...] = rows['next_state']
-        self.info = info
         same = self.mode == AutoresetMode.SAME_STEP
         if same or 'final_obs' in info:
-            for i in np.flatnonzero(rows['terminated'] | rows['truncated']):
-                self._write_final(rows['next_state'][i : i + 1], i)
-        if infos is None:
-            return
-        for i, row in enumerate(rows):
+            over = rows['terminated'] | rows['truncated']
+            for i in np.flatnonzero(over):
+                final = of_env(info, i, ['final_obs'])
+                if same != bool(final):
+                    raise ArgumentError(
+                        'GymStepper',
+                        f'environment {self.env_id + i} ended {"without" if same else "with"} '
+                        'its last observation in info',
+                        sorted(map(str, info)),
+                        f"final_obs in autoreset_mode 'same_step' only, and this is {self.kind}",
+                        "say how it resets: autoreset_mode='same_step' or 'disabled'",
+                    )
+                if same:
+                    # what `step` returned is the next episode's first state
+                    put(rows['next_state'][i : i + 1], final['final_obs'], write_exactly)
+        for i in range(n) if infos.defaults else ():
+            own = of_env(info, i, infos.defaults)
             if self.counts[i, 2] == ENDED:
-                continue  # its `info` comes from a reset
-            if same and (row['terminated'] or row['truncated']):
-                own = infos.last_of_env(info, i)
+                infos.reset(self.at + i, own)
+            elif same and over[i]:
+                last = of_env(info, i, ['final_info']).get('final_info', {})
+                infos.step(self.at + i, last)
+                infos.reset(self.at + i, own)
             else:
-                own = infos.of_env(info, i)
-            infos.step(self.at + i, own)
-
-    def _write_final(self, field, i):
-        "SameStep returns the next episode's first state; take the last one of this from `info`"
-        same = self.mode == AutoresetMode.SAME_STEP
-        final = of_env(self.info, 'final_obs', i)
-        if (final is MISSING) == same:
-            got = sorted(k for k in map(str, self.info) if k[:1] != '_')
-            what = f'ended {"without" if same else "with"} its last observation in info'
-            expected = f"{'' if same else 'no '}info['final_obs']"
-            raise self._wrong_mode(i, what, f'info with {got or "nothing"}', expected)
-        if same:
-            put(field, final, write_exactly)
-
-    def finish(self, infos, wrong):
-        "Check that the step after an end was a reset; begin the next episodes of SameStep"
-        flags = self.counts[:, 2]
-        if 0 <= wrong - self.at < len(flags):
-            what = 'the step after an end was not a reset'
-            raise self._wrong_mode(wrong - self.at, what, 'a reward, or an end', 'neither')
-        if self.mode == AutoresetMode.SAME_STEP:
-            flags[flags == ENDED] = READY
-        self._read_reset(infos)
-
-    def _wrong_mode(self, i, what, got, expected):
-        episode, step = self.next_step()
-        return EnvError(
-            'GymStepper',
-            f'environment {self.env_id + i}, episode {episode[i]}, step {step[i]}: {what}',
-            got,
-            f'{expected}, in autoreset_mode {self.kind}{", which was assumed" * self.assumed}',
-            "say how it resets: autoreset_mode='same_step' or 'disabled', or in its metadata",
-        )
+                infos.step(self.at + i, own)
