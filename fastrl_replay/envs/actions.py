@@ -139,7 +139,8 @@ class Acting:
         masks = repeat(None) if mask is None else mask.numpy().astype(np.int8)
         still = deepcopy(self.space).sample() if any(idle) else None
         each = zip(self.spaces, idle, masks)
-        return map_leaves(_stacked, *(still if o else s.sample(m) for s, o, m in each))
+        draws = [still if o else s.sample(m) for s, o, m in each]
+        return map_leaves(lambda *xs: np.array(xs), *draws)
 
     def _checked(self, action):
         if self.allowed is not None:
@@ -189,7 +190,3 @@ class Acting:
 
 def _copy(x):
     return x.detach().clone() if isinstance(x, torch.Tensor) else np.array(x)
-
-
-def _stacked(*actions):
-    return np.array(actions)

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from .agents import is_parallel
 from ..steps.errors import StateError
+from ..steps.nested import named_leaves
 from ..steps.states import generator
 
 # %% ../../nbs/envs/envstate.ipynb #1153d80d
@@ -49,13 +50,6 @@ def _packed(x, kind='array'):
 
 def _unpacked(e):
     return np.frombuffer(e['bytes'].numpy().tobytes(), e['dtype']).reshape(e['shape']).copy()
-
-
-def _with_parts(space):
-    "A space and all of its parts"
-    parts = getattr(space, 'spaces', ())
-    parts = parts.values() if isinstance(parts, dict) else parts
-    return [space, *(s for part in parts for s in _with_parts(part))]
 
 
 def _is_unused(random):
@@ -118,7 +112,7 @@ class _Encoder:
 
     def _space(self, x):
         "The random numbers of a space"
-        generators = [s._np_random for s in _with_parts(x)]
+        generators = [s._np_random for _, s in named_leaves(x)]
         states = [None if _is_unused(g) else encode(g.bit_generator.state) for g in generators]
         return dict(kind='space', states=states)
 
@@ -193,7 +187,7 @@ class _Decoder:
         return old
 
     def _space(self, e, space):
-        for s, state in zip(_with_parts(space), e['states'], strict=True):
+        for (_, s), state in zip(named_leaves(space), e['states'], strict=True):
             s._np_random = None if state is None else generator(decode(state))
 
     def _game(self, e, game):

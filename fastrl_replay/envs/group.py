@@ -11,11 +11,17 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from .actions import Acting, as_array
 from .agents import Agents
-from .agent_slots import AgentsSlot
 from .checks import as_float32, refuse_different, write_exactly
 from .infos import InfoRows
-from .slots import ABSENT, COUNTED, SLOT, SingleSlot, count_steps
-from .vector_slots import VectorSlot
+from fastrl_replay.envs.slots import (
+    ABSENT,
+    COUNTED,
+    SLOT,
+    AgentsSlot,
+    SingleSlot,
+    VectorSlot,
+    count_steps,
+)
 from ..steps.core import Steps, pack, unpack
 from ..steps.errors import ActionError, EnvError, StateError, in_words
 from ..steps.nested import fields_of, map_leaves, nested_dtype, put
@@ -167,8 +173,8 @@ class EnvGroup:
 
     def _likeness(self):
         "What other environments must have in common with these to continue where they stand"
-        kinds = [[len(slot.counts), slot.kind] for slot in self.slots]
-        return [f'{self.n} environments', kinds, str((*self.spaces, self.infos.defaults))]
+        kinds = [(len(slot.counts), slot.kind) for slot in self.slots]
+        return str((*kinds, *self.spaces, self.infos.defaults))
 
     def state_dict(self) -> dict:
         "Where its environments are, the state of its slots and of the policy's memory"
@@ -184,15 +190,10 @@ class EnvGroup:
 
     def load_state_dict(self, state):
         "Continue from the state of the same environments"
-        for got, expected in zip(state['likeness'], self._likeness()):
-            if got != expected:
-                raise StateError(
-                    'GymStepper',
-                    'the saved environments are others',
-                    got,
-                    expected,
-                    'build the pipe that was saved',
-                )
+        if state['likeness'] != self._likeness():
+            raise StateError(
+                'GymStepper', 'the saved environments', state['likeness'], self._likeness()
+            )
         self.acting.load_state_dict(state['acting'])
         self.standing[:] = unpack(state['standing']).rows
         for slot, own in zip(self.slots, state['slots'], strict=True):

@@ -1301,7 +1301,7 @@ def test_an_environment_continues_exactly_or_begins_anew(kind):
 @pytest.mark.parametrize(
     'loaded, says',
     [
-        (['CartPole-v1'] * 2, 'got 3 environments; expected 2 environments. Remedy'),
+        (['CartPole-v1'] * 2, 'the saved environments; got'),
         (['Acrobot-v1'] * 3, 'environment'),
         (lambda: gym.make_vec('CartPole-v1', 3), 'environment'),
     ],
@@ -1321,7 +1321,7 @@ def test_a_state_of_another_mode_is_refused():
         a, b = (GymStepper(vector(makers(SHORT), m), zeros) for m in (mode, other))
         take(a, 3)
         b.load_state_dict(a.state_dict())
-        with pytest.raises(StateError, match=f'the saved environments are others.*{mode}.*{other}'):
+        with pytest.raises(StateError, match=f'the saved environments; got.*{mode}.*{other}'):
             take(b, 1)
 
 
