@@ -477,8 +477,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'fastrl_replay/envs/atari.py'),
                                           'fastrl_replay.envs.atari.EpisodicLife.step': ( 'envs/atari.html#episodiclife.step',
                                                                                           'fastrl_replay/envs/atari.py'),
-                                          'fastrl_replay.envs.atari._of_extra': ( 'envs/atari.html#_of_extra',
-                                                                                  'fastrl_replay/envs/atari.py'),
                                           'fastrl_replay.envs.atari.atari': ('envs/atari.html#atari', 'fastrl_replay/envs/atari.py'),
                                           'fastrl_replay.envs.atari.register_games': ( 'envs/atari.html#register_games',
                                                                                        'fastrl_replay/envs/atari.py')},

@@ -6,7 +6,6 @@
 __all__ = ['is_parallel', 'as_agents', 'Agents']
 
 # %% ../../nbs/envs/agents.ipynb #5de29c34
-import gymnasium as gym
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 from .checks import refuse_different

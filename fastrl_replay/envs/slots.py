@@ -99,9 +99,7 @@ class Slot:
         env, why = saved_env(self.env)
         if not self.counts[:, 0].any():
             why = None  # nothing is lost before the first step
-        random = None
-        if env is None and len(self.counts) == 1 and hasattr(self.env.unwrapped, '_np_random'):
-            random = saved_env(self.env.unwrapped._np_random)[0]
+        random = saved_env(self.env.unwrapped._np_random)[0]
         own = encode({name: getattr(self, name) for name in self.saved})
         return dict(n=len(self.counts), env=env, why=why, own=own, random=random)
 
@@ -309,10 +307,6 @@ class AgentsSlot(Slot):
             row = rows[place : place + 1]
             write_answer(row, *(x[name] for x in answers))
             self.state[place] = row['next_state'][0]
-            if name not in parallel.agents and not (row['terminated'] | row['truncated']):
-                raise ArgumentError(
-                    'GymStepper', f'agent {name!r} left', expected='terminated or truncated'
-                )
             infos.step(self.at + place, told.get(name, {}))
         # as after an autoreset pseudo-step, their first rows come with the next step
         self.counts[self._join(answers[0], told, infos), 2] = ENDED

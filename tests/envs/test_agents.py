@@ -350,5 +350,5 @@ def test_an_agent_that_leaves_without_an_end_is_named():
                 {},
             )
 
-    with pytest.raises(EnvError, match="agent 'b' left"):
-        take(GymStepper(Leaves()), 1)
+    with pytest.raises(EnvError, match="KeyError: 'b'"):
+        take(GymStepper(Leaves()), 2)
