@@ -126,11 +126,10 @@ class _Encoder:
     def _mujoco(self, x):
         "The numbers of a simulation of MuJoCo"
         # no indices, and nothing that lies in the arena, where each step allocates new memory
-        names = [n for n in dir(x) if not n.startswith(('_', 'i', 'efc_', 'map_', 'plugin'))]
-        found = {n: getattr(x, n) for n in names if 'island' not in n}
-        arrays = {n: a for n, a in found.items() if isinstance(a, np.ndarray)}
-        packed = {n: _packed(a) for n, a in arrays.items() if a.dtype.kind == 'f'}
-        return dict(kind='mujoco', time=x.time, arrays=packed)
+        skipped = '_', 'i', 'efc_', 'map_', 'plugin'
+        found = {n: getattr(x, n) for n in dir(x) if not n.startswith(skipped)}
+        floats = {n: a for n, a in found.items() if getattr(a, 'dtype', None) == np.float64}
+        return dict(kind='mujoco', time=x.time, arrays={n: _packed(a) for n, a in floats.items()})
 
     def _env(self, x):
         if hasattr(type(x), 'load_state_dict'):

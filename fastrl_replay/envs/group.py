@@ -16,6 +16,7 @@ from .infos import InfoRows
 from fastrl_replay.envs.slots import (
     ABSENT,
     COUNTED,
+    RUNNING,
     SLOT,
     AgentsSlot,
     SingleSlot,
@@ -167,7 +168,11 @@ class EnvGroup:
             try:
                 getattr(slot, method)(*args)
             except Exception as e:
-                who, episode, step = slot.where()
+                episode, step, flag = slot.counts.T
+                begins = flag != RUNNING
+                ids = slot.env_id + np.arange(len(step))
+                numbers = ids, episode + begins, step * ~begins + 1
+                who, episode, step = (' or '.join(map(str, x.tolist())) for x in numbers)
                 where = f'environment {who} {what} in episode {episode}, step {step}'
                 raise EnvError('GymStepper', where, in_words(e)) from e
 

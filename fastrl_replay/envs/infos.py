@@ -43,11 +43,12 @@ class InfoRows:
                 remedy=f'a default for where it is missing, such as info=dict({name}=0)',
             )
         a = np.asarray(x)
-        first = a if default is None else np.asarray(default)
-        if name not in arrays and first.dtype.kind in 'biuf':
+        if name not in arrays:
+            first = a if default is None else np.asarray(default)
             arrays[name] = np.zeros((self.n, *first.shape), first.dtype)
-        out = arrays.get(name, np.zeros(0))
-        if a.shape != out.shape[1:] or not np.can_cast(a.dtype, out.dtype, 'safe'):
+        out = arrays[name]
+        fits = a.dtype.kind in 'biuf' and np.can_cast(a.dtype, out.dtype)
+        if not fits or a.shape != out.shape[1:]:
             raise ArgumentError(
                 'GymStepper',
                 f'entry {name!r} of info',

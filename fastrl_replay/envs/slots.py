@@ -69,7 +69,7 @@ class Slot:
     "An environment, or several that one call steps: the base of the three kinds"
 
     columns = {}  # that only rows of this kind of slot have
-    saved = ('seed',)
+    moment = 0  # the number of the next step, which agents count
 
     def __init__(
         self,
@@ -87,21 +87,13 @@ class Slot:
         self.counts = counts
         self.state = state
 
-    def where(self) -> list:
-        "Return its environments, their episodes and their next steps, as texts"
-        episode, step, flag = self.counts.T
-        begins = flag != RUNNING
-        numbers = self.env_id + np.arange(len(step)), episode + begins, step * ~begins + 1
-        return [' or '.join(map(str, x.tolist())) for x in numbers]
-
     def state_dict(self) -> dict:
         "Its environment, if that can be saved, and its attributes"
         env, why = saved_env(self.env)
         if not self.counts[:, 0].any():
             why = None  # nothing is lost before the first step
         random = saved_env(self.env.unwrapped._np_random)[0]
-        own = encode({name: getattr(self, name) for name in self.saved})
-        return dict(n=len(self.counts), env=env, why=why, own=own, random=random)
+        return dict(env=env, why=why, random=random, seed=self.seed, moment=self.moment)
 
     def load_state_dict(
         self,
@@ -109,8 +101,8 @@ class Slot:
         seed,  # of the group
     ):
         "Continue, with new episodes if the environment was not saved"
-        for name, x in decode(state['own']).items():
-            setattr(self, name, x)
+        self.seed = state['seed']
+        self.moment = state['moment']
         if state['env'] is not None:
             decode(state['env'], self.env)
         if state['why'] is None:
@@ -123,7 +115,7 @@ class Slot:
 
 
 SLOT = dict(
-    n=integer(), env=anything, why=maybe(text), own=anything, random=anything
+    env=anything, why=maybe(text), random=anything, seed=maybe(integer()), moment=integer()
 )  # the form of what `state_dict` gives
 
 # %% ../../nbs/envs/slots.ipynb #7d5d8362
@@ -251,15 +243,12 @@ class VectorSlot(Slot):
                     # what `step` returned is the next episode's first state
                     put(rows['next_state'][i : i + 1], final['final_obs'], write_exactly)
         for i in range(n) if infos.defaults else ():
-            own = of_env(info, i, infos.defaults)
-            if self.counts[i, 2] == ENDED:
-                infos.reset(self.at + i, own)
-            elif same and over[i]:
+            own = last = of_env(info, i, infos.defaults)
+            if same and over[i]:
                 last = of_env(info, i, ['final_info']).get('final_info', {})
+            if self.counts[i, 2] != ENDED:
                 infos.step(self.at + i, last)
-                infos.reset(self.at + i, own)
-            else:
-                infos.step(self.at + i, own)
+            infos.reset(self.at + i, own)
 
 # %% ../../nbs/envs/slots.ipynb #0eafbbbe
 class AgentsSlot(Slot):
@@ -267,8 +256,6 @@ class AgentsSlot(Slot):
 
     kind = 'agents'
     columns = dict(agent=np.int32, moment=np.int64)
-    saved = 'seed', 'moment'
-    moment = 0  # the number of the next step
 
     def reset(self, infos):
         "Remove agents whose episode has ended; reset the environment if none is left"

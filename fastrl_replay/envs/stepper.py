@@ -7,7 +7,7 @@ __all__ = ['open_envs', 'GymStepper', 'GymTypeTransform']
 
 # %% ../../nbs/envs/stepper.ipynb #45b33ee4
 import os, warnings
-from copy import deepcopy
+from contextlib import ExitStack
 from itertools import repeat
 import gymnasium as gym, torch
 from gymnasium.vector import VectorEnv
@@ -21,6 +21,7 @@ from fastrl_replay.pipe import (
     WorkerInfo,
     as_pipe,
     stage,
+    state_of,
     try_state,
     worker_info,
 )
@@ -36,7 +37,7 @@ from ..steps.states import anything, checked, integer, listed, row
 # %% ../../nbs/envs/stepper.ipynb #3273edc1
 def open_envs(
     source,  # an id, an environment of any kind, a function that makes one, or a list of these
-    opened: list,  # environments that are made here are appended
+    opened: ExitStack,  # closes environments that are made here
 ) -> list:
     "The environments that `source` names"
     if isinstance(source, (list, tuple)):
@@ -54,7 +55,7 @@ def open_envs(
             'an environment id, a gym.Env, a VectorEnv, a ParallelEnv, a function that makes one, '
             'a list of these, or a pipe of them; of an AECEnv, aec_to_parallel(env)',
         )
-    opened.append(env)
+    opened.callback(env.close)
     return [env]
 
 # %% ../../nbs/envs/stepper.ipynb #15ffc421
@@ -92,7 +93,7 @@ class GymStepper(Positioned):
 
     def _fresh(self):
         self._groups = {}  # id of the pipe's item → group
-        self._opened = []  # environments that this stage opened
+        self._opened = ExitStack()  # closes the environments that this stage opened
 
     def __iter__(self):
         self._in_worker(worker_info())
@@ -191,14 +192,7 @@ class GymStepper(Positioned):
         self._in_worker(worker_info())
         self._state = {}
         self._groups = {}
-        failures = []
-        while self._opened:
-            try:
-                self._opened.pop().close()
-            except Exception as e:
-                failures.append(e)
-        if failures:
-            raise failures[0]
+        self._opened.close()  # all of them, even if one fails
 
     def _in_worker(self, info):
         "In a process where it has not been before, begin with other environments"
@@ -216,24 +210,18 @@ class GymStepper(Positioned):
         "Return whether all environments can be saved; the others begin a new episode on restore"
         return all(saved_env(slot.env)[1] is None for slot in self._slots())
 
-    @property
-    def _saves_policy(self):
-        "Has the policy a state that is not a learner's to save?"
-        return hasattr(self.policy, 'load_state_dict') and not isinstance(
-            self.policy, torch.nn.Module
-        )
-
     def snapshot(self) -> dict:  # position, one entry a group, the policy
         self._in_worker(worker_info())
         groups = dict(self._state)  # what was loaded may not be in use yet
         groups.update((g.first_id, g.state_dict()) for g in self._groups.values())
-        policy = deepcopy(self.policy.state_dict()) if self._saves_policy else None
+        # what a learner changes, it saves
+        policy = None if isinstance(self.policy, torch.nn.Module) else state_of(self.policy)
         return dict(place=self.place, groups=[[*pair] for pair in groups.items()], policy=policy)
 
     def check_state(self, state):
         groups = listed(row(integer(), GROUP))
         state = checked('GymStepper', dict(place=integer(), policy=anything, groups=groups), state)
-        if self._saves_policy and state['policy'] is not None:
+        if state['policy'] is not None:
             try_state('GymStepper', 'policy', self.policy, state['policy'])
         return state
 
@@ -241,11 +229,10 @@ class GymStepper(Positioned):
         slots = [slot for _, group in state['groups'] for slot in group['slots']]
         left = [slot for slot in slots if slot['why'] is not None]
         if left:
-            n, of = (sum(slot['n'] for slot in some) for some in (left, slots))
             warnings.warn(
                 problem(
                     'GymStepper',
-                    f'{n} of {of} environments could not be saved, and begin new episodes',
+                    f'{len(left)} of {len(slots)} environments could not be saved, and begin new episodes',
                     left[0]['why'],
                     'plain data',
                     'give it a state_dict and a load_state_dict; instead of processes '
@@ -256,7 +243,7 @@ class GymStepper(Positioned):
         self._state = dict(state['groups'])
         self.place = state['place']
         self._resume = state['place']
-        if self._saves_policy and state['policy'] is not None:
+        if state['policy'] is not None:
             self.policy.load_state_dict(state['policy'])
 
 # %% ../../nbs/envs/stepper.ipynb #3b95d46d
