@@ -137,9 +137,8 @@ class Acting:
     def _draw(self, idle, mask):
         "Let each environment draw; for a step that is a reset, nothing is drawn"
         masks = repeat(None) if mask is None else mask.numpy().astype(np.int8)
-        still = deepcopy(self.space).sample() if any(idle) else None
         each = zip(self.spaces, idle, masks)
-        draws = [still if o else s.sample(m) for s, o, m in each]
+        draws = [(deepcopy(s) if o else s).sample(m) for s, o, m in each]
         return map_leaves(lambda *xs: np.array(xs), *draws)
 
     def _checked(self, action):

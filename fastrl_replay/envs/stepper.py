@@ -32,7 +32,7 @@ from fastrl_replay.steps.errors import (
     in_words,
     problem,
 )
-from ..steps.states import anything, checked, integer, listed, row
+from ..steps.states import anything, checked, dict_of, integer
 
 # %% ../../nbs/envs/stepper.ipynb #3273edc1
 def open_envs(
@@ -216,23 +216,24 @@ class GymStepper(Positioned):
         groups.update((g.first_id, g.state_dict()) for g in self._groups.values())
         # what a learner changes, it saves
         policy = None if isinstance(self.policy, torch.nn.Module) else state_of(self.policy)
-        return dict(place=self.place, groups=[[*pair] for pair in groups.items()], policy=policy)
+        return dict(place=self.place, groups=groups, policy=policy)
 
     def check_state(self, state):
-        groups = listed(row(integer(), GROUP))
-        state = checked('GymStepper', dict(place=integer(), policy=anything, groups=groups), state)
+        form = dict(place=integer(), policy=anything, groups=dict_of(GROUP))
+        state = checked('GymStepper', form, state)
         if state['policy'] is not None:
             try_state('GymStepper', 'policy', self.policy, state['policy'])
         return state
 
     def restore(self, state):
-        slots = [slot for _, group in state['groups'] for slot in group['slots']]
+        slots = [slot for group in state['groups'].values() for slot in group['slots']]
         left = [slot for slot in slots if slot['why'] is not None]
         if left:
             warnings.warn(
                 problem(
                     'GymStepper',
-                    f'{len(left)} of {len(slots)} environments could not be saved, and begin new episodes',
+                    f'{len(left)} of {len(slots)} environments could not be saved, '
+                    'and begin new episodes',
                     left[0]['why'],
                     'plain data',
                     'give it a state_dict and a load_state_dict; instead of processes '
@@ -240,7 +241,7 @@ class GymStepper(Positioned):
                 )
             )
         self._close()
-        self._state = dict(state['groups'])
+        self._state = state['groups']
         self.place = state['place']
         self._resume = state['place']
         if state['policy'] is not None:
