@@ -167,14 +167,13 @@ class EnvGroup:
         for slot in self.slots:
             try:
                 getattr(slot, method)(*args)
-            except Exception as e:
-                episode, step, flag = slot.counts.T
-                begins = flag != RUNNING
-                ids = slot.env_id + np.arange(len(step))
-                numbers = ids, episode + begins, step * ~begins + 1
-                who, episode, step = (' or '.join(map(str, x.tolist())) for x in numbers)
-                where = f'environment {who} {what} in episode {episode}, step {step}'
-                raise EnvError('GymStepper', where, in_words(e)) from e
+            except Exception as error:
+                where = [
+                    f'environment {slot.env_id + i} {what} in episode {e + (f > 0)}, '
+                    f'step {s * (f == RUNNING) + 1}'
+                    for i, (e, s, f) in enumerate(slot.counts.tolist())
+                ]
+                raise EnvError('GymStepper', ' or '.join(where), in_words(error)) from error
 
     def _likeness(self):
         "What other environments must have in common with these to continue where they stand"

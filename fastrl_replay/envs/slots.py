@@ -175,7 +175,7 @@ def as_mode(x, what='autoreset_mode', who='GymStepper'):
     "Convert a name, such as 'same_step' or 'SameStep', to an autoreset mode; None stays None"
     if x is None or isinstance(x, AutoresetMode):
         return x
-    return _MODES.get(x) or _MODES[choice(who, what, x, _MODES)]
+    return _MODES[choice(who, what, x, _MODES)]
 
 # %% ../../nbs/envs/slots.ipynb #8e3847c5
 class VectorSlot(Slot):
@@ -183,7 +183,7 @@ class VectorSlot(Slot):
 
     def __init__(self, env, mode, *place):
         super().__init__(env, *place)
-        own = as_mode(env.metadata.get('autoreset_mode'), f"metadata['autoreset_mode'] of {env}")
+        own = as_mode(env.metadata.get('autoreset_mode'))
         modes = {as_mode(mode), own} - {None}
         if len(modes) != 1:
             raise ArgumentError(
