@@ -127,7 +127,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         counts = self.counts.copy()
         totals = self.totals.copy()
         counts[:, 2] *= READY  # what has ended begins again
-        count_steps(rows.raw, rows.at, 0, False, counts, totals)
+        count_steps(rows.raw, rows.at, 0, counts, totals)
         self.memory.add(rows.steps)
         self.counts = counts
         self.totals = totals

@@ -6,22 +6,19 @@
 __all__ = ['is_parallel', 'as_agents', 'Agents']
 
 # %% ../../nbs/envs/agents.ipynb #5de29c34
-import gymnasium as gym
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 from .checks import refuse_different
-from ..steps.errors import ArgumentError, whole
+from ..steps.errors import ArgumentError
 
 # %% ../../nbs/envs/agents.ipynb #19232b6d
 def is_parallel(
     x,  # anything
 ) -> bool:
     "Has it the interface of PettingZoo's `ParallelEnv`?"
-    names = 'observation_space', 'action_space', 'reset', 'step'
-    if isinstance(x, (type, gym.Env, VectorEnv)) or hasattr(x, 'agent_iter'):
+    if isinstance(x, type) or hasattr(x, 'agent_iter'):
         return False
-    # spaces are methods, which take an agent's name
-    return all(callable(getattr(x, name, None)) for name in names)
+    return callable(getattr(x, 'observation_space', None))  # a method, which takes an agent's name
 
 
 def as_agents(
@@ -32,44 +29,25 @@ def as_agents(
 
 # %% ../../nbs/envs/agents.ipynb #9b331f29
 class Agents(VectorEnv):
-    "A `ParallelEnv` as environments of a stepper, one for each agent that can be present at a time"
+    "A `ParallelEnv` as environments of a stepper, one for each of its `possible_agents`"
 
     def __init__(
         self,
         parallel,  # PettingZoo's `ParallelEnv`, or one with its methods
-        room: int = None,  # how many agents can be there at a time; None: as many as it names
     ):
-        self.parallel, self.named = parallel, list(getattr(parallel, 'possible_agents', None) or ())
-        if not self.named and room is None:
-            raise ArgumentError(
-                'Agents',
-                'room',
-                f'{parallel!r}'[:80],
-                'how many agents can be there at a time',
-                'Agents(env, room=8), or possible_agents in the environment',
-            )
-        self.num_envs = (
-            len(self.named)
-            if room is None
-            else whole('Agents', 'room', room, max(1, len(self.named)))
-        )
-        # it will be reset again before it is stepped
-        known = self.named or list(parallel.reset()[0])
-        own = {}
+        self.parallel = parallel
+        self.named = list(getattr(parallel, 'possible_agents', None) or ())
+        if not self.named:
+            raise ArgumentError('Agents', 'possible_agents', self.named, 'the names of all agents')
+        self.num_envs = len(self.named)
         for kind in 'observation_space', 'action_space':
-            found = [getattr(parallel, kind)(name) for name in known]
-            refuse_different(kind, found, [f'agent {name!r}' for name in known])
-            own[kind] = found[0]
-        self.single_observation_space = own['observation_space']
-        self.single_action_space = own['action_space']
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
+            found = [getattr(parallel, kind)(name) for name in self.named]
+            refuse_different(kind, found, [f'agent {name!r}' for name in self.named])
+            setattr(self, f'single_{kind}', found[0])
+            setattr(self, kind, batch_space(found[0], self.num_envs))
 
     def close(self, **kwargs):
         self.parallel.close()
 
     def render(self):
         return self.parallel.render()
-
-    def __repr__(self):
-        return f'Agents({self.parallel!r}, room={self.num_envs})'

@@ -6,22 +6,18 @@
 __all__ = ['register_games', 'atari', 'EpisodicLife']
 
 # %% ../../nbs/envs/atari.ipynb #193ef698
-import importlib
 import gymnasium as gym
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, StickyAction
-from ..steps.errors import ArgumentError, in_words, not_installed, number
+from ..steps.errors import not_installed
 
 # %% ../../nbs/envs/atari.ipynb #27e10c07
-def _of_extra(module, package):
-    try:
-        return importlib.import_module(module)
-    except ImportError as e:
-        raise not_installed('atari', f'{package} is not installed', 'atari', got=e) from e
-
-
 def register_games():
     "Make Atari's games known to gymnasium: ALE/Pong-v5 and others"
-    emulator = _of_extra('ale_py', 'ale-py')
+    try:
+        import ale_py as emulator
+        import cv2  # noqa: F401 (gymnasium's preprocessing needs it)
+    except ImportError as e:
+        raise not_installed('atari', 'a package is not installed', 'atari', got=e) from e
     emulator.ALEInterface.setLoggerMode(emulator.LoggerMode.Error)  # or it says its name
     gym.register_envs(emulator)
 
@@ -35,20 +31,9 @@ def atari(
     sticky: float = 0.0,  # how likely it is that a picture still has the action of the one before
 ) -> gym.Env:
     "The usual preparation of Atari's games: observations are [stack, size, size] of gray pixels"
-    number('atari', 'sticky', sticky, 0, 1)
-    _of_extra('cv2', 'opencv-python-headless')
     if sticky:
         env = StickyAction(env, sticky)
-    try:
-        return FrameStackObservation(AtariPreprocessing(env, noops, skip, size), stack)
-    except (AttributeError, TypeError, ValueError) as e:
-        raise ArgumentError(
-            'atari',
-            'the environment, or a setting',
-            in_words(e),
-            "one of Atari's games",
-            'make it with frameskip=1, as ALE/Pong-v5(frameskip=1)',
-        ) from e
+    return FrameStackObservation(AtariPreprocessing(env, noops, skip, size), stack)
 
 # %% ../../nbs/envs/atari.ipynb #db544e6c
 class EpisodicLife(gym.Wrapper):

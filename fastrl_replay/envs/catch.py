@@ -58,10 +58,9 @@ class Catch(gym.Env):
     def _fall(self):
         x = self.x + self.aside
         last = self.size - 1
-        if not 0 <= x <= last:
-            x = -x if x < 0 else 2 * last - x
+        self.x = last - abs(last - abs(x))
+        if self.x != x:
             self.aside = -self.aside
-        self.x = x
         self.y = self.y + 1
 
     def _look(self):

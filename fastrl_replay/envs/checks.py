@@ -9,12 +9,13 @@ __all__ = ['write_exactly', 'write_answer', 'refuse_different', 'as_float32']
 import numpy as np
 from gymnasium import spaces
 from ..steps.errors import ArgumentError
-from ..steps.nested import put
+from ..steps.nested import map_leaves, put
 
 # %% ../../nbs/envs/checks.ipynb #c27be329
 def write_exactly(
     field: np.ndarray,  # of rows, one for each environment
     x,  # their values; of one row, without the first axis too
+    name: str = 'an observation, or a column',  # how to call it in an error
 ):
     "Write numbers of the right shape; others would be repeated silently, so raise `ArgumentError`"
     a = np.asarray(x)
@@ -23,7 +24,7 @@ def write_exactly(
     if a.dtype.kind not in 'biuf' or a.shape != field.shape:
         raise ArgumentError(
             'GymStepper',
-            'an observation, or a column',
+            name,
             f'{a.dtype} {list(a.shape)}',
             f'numbers {list(field.shape)}, an entry for each environment',
         )
@@ -41,13 +42,7 @@ def write_answer(
     put(rows['next_state'], obs, write_exactly)
     for name, x in ('reward', reward), ('terminated', terminated), ('truncated', truncated):
         a = np.asarray(x)
-        if a.shape != rows.shape and a.size == len(rows):
-            a = a.reshape(rows.shape)  # also [n, 1]
-        if a.dtype.kind not in 'biuf' or a.shape != rows.shape:
-            raise ArgumentError(
-                'GymStepper', name, f'{x!r}'[:60], 'a number for each environment', f'float({name})'
-            )
-        rows[name] = a
+        write_exactly(rows[name], a.reshape(-1) if a.ndim > 1 else a, name)  # also [n, 1]
 
 # %% ../../nbs/envs/checks.ipynb #5107e0f1
 def refuse_different(
@@ -71,10 +66,9 @@ def as_float32(
     space: spaces.Space,  # of observations
 ) -> spaces.Space:
     "A space with float32 wherever it had float64"
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict([(k, as_float32(s)) for k, s in space.spaces.items()])
-    if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([as_float32(s) for s in space.spaces])
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = map_leaves(as_float32, space.spaces)
+        return type(space)([*parts.items()] if isinstance(parts, dict) else parts)
     if not isinstance(space, spaces.Box) or space.dtype != np.float64:
         return space
     with np.errstate(over='ignore'):

@@ -9,20 +9,25 @@ __all__ = ['GROUP', 'EnvGroup']
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
-from .acting import Acting
-from .actions import as_array
+from .actions import Acting, as_array
 from .agents import Agents
-from .agent_slots import AgentsSlot
 from .checks import as_float32, refuse_different, write_exactly
-from .envstate import encoded
 from .infos import InfoRows
-from .slots import COUNTED, SLOT, SingleSlot, count_steps
-from .vector_slots import VectorSlot
+from fastrl_replay.envs.slots import (
+    ABSENT,
+    COUNTED,
+    RUNNING,
+    SLOT,
+    AgentsSlot,
+    SingleSlot,
+    VectorSlot,
+    count_steps,
+)
 from ..steps.core import Steps, pack, unpack
 from ..steps.errors import ActionError, EnvError, StateError, in_words
 from ..steps.nested import fields_of, map_leaves, nested_dtype, put
 from ..steps.row_dtypes import step_dtype
-from ..steps.states import anything, block, dict_of, listed, maybe
+from ..steps.states import anything, listed
 
 # %% ../../nbs/envs/group.ipynb #5969f23a
 def _column_dtype(x, name):
@@ -42,20 +47,19 @@ class EnvGroup:
         mode=None,  # how vector environments reset that don't say it
         clip=None,
         float32=False,
-        entries=None,  # of info: name → default
+        entries=(),  # of info: name → default
     ):
         self.seed = seed
         self.first_id = first_id
-        vectors = [isinstance(env, VectorEnv) for env in envs]
-        ends = np.cumsum([env.num_envs if v else 1 for env, v in zip(envs, vectors)]).tolist()
-        starts = [0, *ends[:-1]]
-        ids = [f'environment {first_id + start}' for start in starts]
-        self.n = ends[-1]
+        sizes = [env.num_envs if isinstance(env, VectorEnv) else 1 for env in envs]
+        starts = np.cumsum([0, *sizes]).tolist()
+        names = [f'environment {first_id + start}' for start in starts]
+        self.n = starts.pop()
         seeds = [None if seed is None else seed + first_id + i for i in range(self.n)]
         self.spaces = []
         for kind in 'observation_space', 'action_space':
             own = [getattr(env, f'single_{kind}', getattr(env, kind)) for env in envs]
-            refuse_different(kind, own, ids)
+            refuse_different(kind, own, names)
             self.spaces.append(own[0])
         if float32:
             self.spaces[0] = as_float32(self.spaces[0])
@@ -63,60 +67,57 @@ class EnvGroup:
         fields = [('counts', 'i4', 3), ('total', 'f8'), ('state', state)]
         self.standing = np.zeros(self.n, np.dtype(fields, align=True))
         self.counts, self.totals, self.state = (self.standing[name] for name, *_ in fields)
+        self.flags = self.counts[:, 2]
         self.slots = []
-        for env, start, end in zip(envs, starts, ends):
-            part = slice(start, end)
+        for env, start, size in zip(envs, starts, sizes):
+            part = slice(start, start + size)
             place = first_id + start, start, seeds[start], self.counts[part], self.state[part]
             if isinstance(env, Agents):
                 slot = AgentsSlot(env, *place)
             elif isinstance(env, VectorEnv):
-                slot = VectorSlot(env, *place, mode=mode)
+                slot = VectorSlot(env, mode, *place)
             else:
                 slot = SingleSlot(env, *place)
             self.slots.append(slot)
-        self.one_by_one = not any(vectors) and isinstance(self.spaces[1], spaces.Discrete)
-        self.entries = entries or {}
-        self.acting = Acting(self.spaces[1], seeds, policy, clip, self.entries)
-        self.infos = InfoRows(self.entries, self.n, self.acting.asked) if self.entries else None
-        self.idle = None  # environments whose action doesn't count
-        self.uses_idle = policy is None or self.infos is not None
+        refuse_different('columns', [slot.columns for slot in self.slots], names)
+        single = all(isinstance(slot, SingleSlot) for slot in self.slots)
+        self.one_by_one = single and isinstance(self.spaces[1], spaces.Discrete)
+        self.acting = Acting(self.spaces[1], seeds, policy, clip, entries)
+        self.infos = InfoRows(entries, self.n, self.acting.asked)
+        self._decide({})
+        self.more = None  # columns of the policy and of info, which the first block decides
+        self._leave()
+
+    def _leave(self):
+        "Begin new episodes, also after a step that failed or was interrupted"
+        self.flags[:] = ABSENT
+        self.acting.hidden = None
         self.broken = False  # was a step begun that did not come to its end?
         self.noted = True  # did the last step leave out a row, or end an episode?
-        self.agents = isinstance(self.slots[0], AgentsSlot)
-        # must a step after an end have no reward, because it is just assumed to be a reset?
-        self.strict = any(slot.assumed for slot in self.slots)
-        columns = [slot.columns for slot in self.slots]
-        refuse_different('columns', columns, ids)
-        # dtypes: of the slots', the policy's and info's columns, which the first block decides
-        self._decide(dict(slots=columns[0]))
 
-    def _decide(self, columns):
+    def _decide(self, more):
         "Which columns rows have"
-        self.columns = columns
-        policys, infos = columns.get('policy', {}), columns.get('info', {})
-        self.dtype = step_dtype(*self.spaces, **columns['slots'], **policys, **infos)
+        self.more = more
+        columns = self.slots[0].columns
+        self.dtype = step_dtype(*self.spaces, **columns, **more)
         places = [self.dtype.fields[n][1] for n in COUNTED]
         self.at = np.array([self.dtype.itemsize, *places])
         # the same rows with the columns that slots write
-        names = ['reward', 'next_state', 'terminated', 'truncated', *columns['slots']]
-        self.answers = self.dtype[names]
+        self.answers = self.dtype[['reward', 'next_state', 'terminated', 'truncated', *columns]]
 
-    def _add(self, rows, kind, values):
-        "Write columns; with the first block, make rows that have them"
+    def _with(self, rows, values):
+        "Write further columns; with the first block, make rows that have them"
         values = {k: map_leaves(as_array, v) for k, v in values.items()}
-        dtypes = {k: nested_dtype(v, _column_dtype, k) for k, v in values.items()}
-        if kind not in self.columns:
-            self._decide(self.columns | {kind: dtypes})
+        more = {k: nested_dtype(v, _column_dtype, k) for k, v in values.items()}
+        if self.more is None:
+            self._decide(more)
             old = rows
             rows = np.zeros(len(old), self.dtype)
             for name in old.dtype.names:
                 rows[name] = old[name]
-        elif dtypes != self.columns[kind]:
+        elif more != self.more:
             raise ActionError(
-                'GymStepper',
-                f'extra columns of {kind}',
-                dtypes or 'none',
-                f'{self.columns[kind] or "none"}, as at first',
+                'GymStepper', 'extra columns', more or 'none', f'{self.more or "none"}, as at first'
             )
         for k, v in values.items():
             put(rows[k], v, write_exactly)
@@ -128,43 +129,37 @@ class EnvGroup:
             self._leave()
         if self.noted:
             self._each('could not be reset', 'reset', self.infos)
-            if self.uses_idle:
-                self.idle = self.counts[:, 2] % 2 == 1
+            self.acting.forget(self.flags)
         # zeros, or padding would hold what lay there before
         raw = np.zeros(self.n * self.dtype.itemsize, np.uint8)
         rows = np.ndarray(self.n, self.dtype, raw)  # faster than np.zeros(n, dtype)
         state = rows['state']
         state[...] = self.state
-        given = {}
-        if self.acting.asked:
-            given = self.infos.given(self.idle, self.first_id)
-        actions, hidden, extra = self.acting.ask(state, self.idle, given)
-        if extra or self.columns.get('policy') != {}:
-            rows = self._add(rows, 'policy', extra)
-            raw = rows.view(np.uint8)
+        given = self.infos.given(self.flags, self.first_id)
+        actions, hidden, columns = self.acting.ask(state, self.flags, given)
         put(rows['action'], actions)
-        if type(actions) is int:
-            actions = np.array([actions])
         if self.one_by_one:
             actions = actions.tolist()  # Python's own numbers are faster one by one
         self.broken = True
         answers = np.ndarray(self.n, self.answers, rows)
         self._each('failed', 'step', actions, answers, self.infos)
-        left, ended, wrong = count_steps(
-            raw, self.at, self.first_id, self.strict, self.counts, self.totals
-        )
+        columns = dict(**columns, **self.infos.rows)
+        if columns or self.more != {}:
+            rows = self._with(rows, columns)
+            raw = rows.view(np.uint8)
+        left, ended, wrong = count_steps(raw, self.at, self.first_id, self.counts, self.totals)
+        if wrong >= 0:
+            raise EnvError(
+                'GymStepper',
+                f'environment {self.first_id + wrong}: the step after an end was not a reset',
+                'another end',
+                remedy="say how it resets: autoreset_mode='same_step' or 'disabled'",
+            )
         self.acting.hidden = hidden
+        self.noted = left or ended
+        self.broken = False
         if left:
             rows = rows[: self.n - left]
-        if self.infos is not None and len(rows):
-            entries = {k: self.infos.rows[k][~self.idle] for k in self.entries}
-            rows = self._add(rows, 'info', entries)
-        self.noted = left or ended or self.agents  # new agents may have come
-        if self.noted:
-            self._each('failed', 'finish', self.infos, wrong)
-            if self.acting.recurrent:
-                self.acting.forget(self.counts[:, 2] > 0)
-        self.broken = False
         return Steps(rows) if len(rows) else None
 
     def _each(self, what, method, *args):
@@ -172,25 +167,18 @@ class EnvGroup:
         for slot in self.slots:
             try:
                 getattr(slot, method)(*args)
-            except EnvError:
-                raise
-            except Exception as e:
-                who, episode, step = slot.where()
-                where = f'{who} {what} in episode {episode}, step {step}'
-                raise EnvError('GymStepper', where, in_words(e)) from e
-
-    def _leave(self):
-        "After a step that failed or was interrupted, all environments begin new episodes"
-        for slot in self.slots:
-            slot.leave()
-        self.acting.hidden = None
-        self.broken = False
-        self.noted = True
+            except Exception as error:
+                where = [
+                    f'environment {slot.env_id + i} {what} in episode {e + (f > 0)}, '
+                    f'step {s * (f == RUNNING) + 1}'
+                    for i, (e, s, f) in enumerate(slot.counts.tolist())
+                ]
+                raise EnvError('GymStepper', ' or '.join(where), in_words(error)) from error
 
     def _likeness(self):
         "What other environments must have in common with these to continue where they stand"
-        kinds = [[len(slot.counts), slot.kind] for slot in self.slots]
-        return [f'{self.n} environments', kinds, str((*self.spaces, self.entries))]
+        kinds = [(len(slot.counts), slot.kind) for slot in self.slots]
+        return str((*kinds, *self.spaces, self.infos.defaults))
 
     def state_dict(self) -> dict:
         "Where its environments are, the state of its slots and of the policy's memory"
@@ -201,40 +189,24 @@ class EnvGroup:
             standing=pack(Steps(self.standing)),
             slots=[slot.state_dict() for slot in self.slots],
             acting=self.acting.state_dict(),
-            info={} if self.infos is None else self.infos.state_dict(),
+            info=self.infos.state_dict(),
         )
 
     def load_state_dict(self, state):
         "Continue from the state of the same environments"
-        for got, expected in zip(state['likeness'], self._likeness()):
-            if got != expected:
-                raise StateError(
-                    'GymStepper',
-                    'the saved environments are others',
-                    got,
-                    expected,
-                    'build the pipe that was saved',
-                )
+        if state['likeness'] != self._likeness():
+            raise StateError(
+                'GymStepper', 'the saved environments', state['likeness'], self._likeness()
+            )
         self.acting.load_state_dict(state['acting'])
         self.standing[:] = unpack(state['standing']).rows
-        saved = zip(self.slots, state['slots'], strict=True)
-        restarted = [slot.load_state_dict(own, self.seed) for slot, own in saved]
-        if any(restarted):
-            self.acting.forget(np.repeat(restarted, [len(slot.counts) for slot in self.slots]))
-        if self.infos is not None:
-            self.infos.load_state_dict(state['info'])
+        for slot, own in zip(self.slots, state['slots'], strict=True):
+            slot.load_state_dict(own, self.seed)
+        self.infos.load_state_dict(state['info'])
         self.noted = True
 
 # %% ../../nbs/envs/group.ipynb #0d68238b
-def _packed(x):
-    block(x)
-    return x
-
-
+# the form of what `state_dict` gives; it is checked when it is used
 GROUP = dict(
-    likeness=anything,
-    standing=_packed,
-    slots=listed(SLOT),
-    acting=dict(spaces=listed(encoded), hidden=maybe(listed(encoded))),
-    info=dict_of(encoded),
-)  # the form of what `state_dict` gives
+    likeness=anything, standing=anything, slots=listed(SLOT), acting=anything, info=anything
+)

@@ -23,7 +23,7 @@ from fastrl_replay.steps.errors import (
     in_words,
     problem,
 )
-from ..envs.envstate import decode, encode, encoded
+from ..envs.envstate import decode, encode
 from .shards import facts_of
 from ..pipe import Pipe, WorkerInfo
 from ..replay.mixture import Mixture
@@ -188,7 +188,7 @@ def checked_generators(
     try:
         torch.Generator().set_state(state['torch'])
         random.Random().setstate(state['python'])
-        np.random.RandomState().set_state(decode(encoded(state['numpy'])))
+        np.random.RandomState().set_state(decode(state['numpy']))
     except Exception as e:
         raise StateError(who, 'a saved generator that is damaged', e) from e
     return state

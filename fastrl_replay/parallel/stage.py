@@ -10,7 +10,7 @@ import io, math, os, warnings, weakref
 from collections import deque
 from time import monotonic
 import numpy as np, torch
-from ..envs.envstate import decode, encode, encoded
+from ..envs.envstate import decode, encode
 from ..steps.compiled import interrupts_wait
 from ..steps.batches import each_of
 from ..steps.core import Steps, pack, set_replay, unpack
@@ -696,7 +696,7 @@ def _pack(x):
 def _unpack(x):
     kind = x.get('kind') if isinstance(x, dict) else None
     if kind in ('array', 'scalar'):
-        return decode(encoded(x))
+        return decode(x)
     if not isinstance(x, dict) or not {'kind', 'dtype', 'bytes'} <= x.keys():
         return _inside(_unpack, x)
     return unpack(x)

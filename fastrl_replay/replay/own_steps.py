@@ -24,8 +24,7 @@ from ..steps.row_dtypes import column_dtype, step_dtype
 from ..steps.states import anything, block, checked, flag, listed, maybe
 from ..steps.episodes import UNKNOWN, refuse_nan, standing_dtype
 from ..steps.numbering import MAX_ENVS
-from ..envs.slots import COUNTED
-from ..envs.vector_slots import as_mode
+from ..envs.slots import COUNTED, as_mode
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f006
 def as_array(x):  # anything that is no dict and no tuple

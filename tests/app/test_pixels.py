@@ -145,10 +145,9 @@ CATCH = dict(env='fastrl_replay/Catch-v0(size=6, scale=2)', wrappers='none')
         ('catch', dict(store='os:system(1)'), "there is no store 'os:system(1)'"),
         ('catch', dict(store='Frames(stack=0)'), 'Frames: stack; got 0'),
         ('catch', dict(eval_eps='1.5'), "setting 'eval_eps'; got 1.5; expected from 0 to 1"),
-        ('catch', dict(wrappers='atari'), "expected one of Atari's games"),
-        ('pong', dict(env='ALE/Pong-v5'), 'make it with frameskip=1'),
+        ('pong', dict(env='ALE/Pong-v5'), 'Disable frame-skipping'),
         ('pong', dict(env='ALE/Pon-v5(frameskip=1)'), "Did you mean: `Pong`"),
-        ('pong', dict(wrappers='atari(noops=-1)'), 'atari: the environment, or a setting'),
+        ('pong', dict(wrappers='atari(noops=-1)'), 'the `noop_max` to be non-negative'),
     ],
 )
 def test_settings_that_cant_be_built(name, changes, said):
@@ -376,17 +375,15 @@ def test_games_that_make_actions_late_themselves_arent_saved():
         assert stepper.saves_exactly() is saves
 
 
-@pytest.mark.parametrize(
-    'module,package', [('ale_py', 'ale-py'), ('cv2', 'opencv-python-headless')]
-)
-def test_without_the_extra(module, package, monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize('module', ['ale_py', 'cv2'])
+def test_without_the_extra(module, monkeypatch, capsys, tmp_path):
     "A line that says what to install; nothing is left behind"
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.chdir(tmp_path)
     assert main(['train', 'pong']) == 2
     err = capsys.readouterr().err
     assert (
-        f"{package} is not installed" in err
+        module in err
         and "pip install 'fastrl_replay[atari]'" in err
         and err.count('\n') == 1
         and not list(tmp_path.iterdir())

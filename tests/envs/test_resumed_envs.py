@@ -100,10 +100,10 @@ class Simulated(Counts):
 
 
 class OwnState(Simulated):
-    def get_state(self):
+    def state_dict(self):
         return dict(t=self.t, last=self.last, dice=self.dice)
 
-    def set_state(self, state):
+    def load_state_dict(self, state):
         vars(self).update(state)
 
 

@@ -227,7 +227,7 @@ FAULTS = [
     Fault(
         9,
         'envs/slots.py',
-        'self.env.reset() if self.seed is None else self.env.reset(seed=self.seed)',
+        'self.env.reset(seed=self.seed)',
         'self.env.reset()',
         'envs/test_envs.py',
     ),

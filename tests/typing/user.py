@@ -59,7 +59,7 @@ source: Pipe = Items(['CartPole-v1']).gym_step(policy, seed=1, info=('action_mas
 scripted = GymStepper([ScriptedEnv(*script(3, 2).values())], seed=0)
 vector = ScriptedVectorEnv([script(3), script(2)])
 blocks: list = scripted_steps([script(3)], 4)
-team = GymStepper(Agents(object(), room=4), policy)
+team = GymStepper(Agents(object()), policy)
 
 # ---- stages ----
 
