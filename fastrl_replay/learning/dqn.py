@@ -22,7 +22,6 @@ from fastrl_replay.learning.base import (
     full,
 )
 from fastrl_replay.learning.registry import (
-    NORMS,
     ROW_MEMORIES,
     Builder,
     builds,
@@ -144,13 +143,6 @@ class DQNBuilder(Builder):
     "`learner = dqn`: a `value_net` or a `conv_net`, n-step rows, a replay of rows"
 
     memories = ROW_MEMORIES
-    settings = dict(
-        conservative=(
-            0.0,
-            'for recorded data: how much values of actions that were not taken are held down',
-        ),
-        **NORMS,
-    )
 
     def model(self, s, observations, actions):
         images, hidden = network_layers(s['network'])

@@ -23,7 +23,6 @@ from fastrl_replay.learning.base import (
 from .dqn import action_values
 from .settings import SettingsError, setting_text
 from fastrl_replay.learning.registry import (
-    NORMS,
     Builder,
     builds,
     chosen,
@@ -154,7 +153,6 @@ class R2D2Builder(Builder):
     "`learner = r2d2`: a `RecurrentNet`, a replay of sequences"
 
     memories = ('sequences',)
-    settings = NORMS
 
     def model(self, s, observations, actions):
         _, sizes = network_layers(s['network'])
@@ -166,10 +164,8 @@ class R2D2Builder(Builder):
         return normalised(s, observations, net)[0].to(s['device'])
 
     def batches(self, steps, model, s):
-        if 'rounds' in s:
-            steps = s['rounds'](steps)
-        names = 'bs max_sz length burn_in overlap eta alpha beta state ratio warmup seed'
-        return SequenceReplay(steps, store=s.get('store'), **chosen(s, *names.split()))
+        names = 'bs max_sz length burn_in overlap eta alpha beta state ratio warmup seed store'
+        return SequenceReplay(s['rounds'](steps), **chosen(s, *names.split()))
 
     def learner(self, batches, model, s):
         return batches.r2d2(

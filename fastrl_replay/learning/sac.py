@@ -22,7 +22,6 @@ from ..steps.core import Steps
 from ..steps.errors import number
 from .base import Follows, Learned, Learner, check_batch, discounts, full
 from fastrl_replay.learning.registry import (
-    NORMS,
     ROW_MEMORIES,
     Builder,
     builds,
@@ -211,7 +210,6 @@ class SACBuilder(Builder):
     "`learner = sac`: an `actor_net` and `Critics`, n-step rows, a replay of rows"
 
     memories = ROW_MEMORIES
-    settings = dict(temperature=(1.0, 'what being undecided is worth at first'), **NORMS)
     spread = True
 
     def model(self, s, observations, actions):

@@ -741,7 +741,7 @@ def test_an_error_above_comes_through():
 @pytest.mark.parametrize('name', ['cartpole', 'cartpole-r2d2', 'pendulum-sac'])
 def test_networks_in_bfloat16_learn_nearly_the_same(name):
     "A checkpoint stays in single precision; losses are near those of float32"
-    from fastrl_replay.app.recipe_settings import recipe
+    from fastrl_replay.learning.settings import recipe
     from fastrl_replay.app.recipes import Agent
 
     def records(**given):

@@ -19,7 +19,7 @@ from fastrl_replay.all import (
     step_dtype,
     value_net,
 )
-from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.learning.settings import recipe
 from fastrl_replay.app.recipes import Agent
 from fastrl_replay.learning.networks import Branches, part_sizes
 from fastrl_replay.testing import through_file
