@@ -12,8 +12,6 @@ from torch.nn import functional as F
 from ..steps.core import Steps
 from ..steps.errors import number
 from fastrl_replay.learning.base import (
-    Follows,
-    Learned,
     Learner,
     allowed_next,
     check_batch,
@@ -79,8 +77,8 @@ def dqn_errors(
 class DQNLearner(Learner):
     "Deep Q-learning: takes batches, improves `model`, yields records"
 
-    learned = dict(model=Learned())
-    follows = dict(target=Follows('model'))
+    learned = dict(model='lr')
+    follows = dict(target='model')
 
     def __init__(
         self,

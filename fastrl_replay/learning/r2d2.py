@@ -12,14 +12,7 @@ from torch.nn import functional as F
 from ..steps.batches import Sequences
 from ..steps.errors import ArgumentError, ArgumentTypeError, whole
 from ..steps.nested import map_leaves
-from fastrl_replay.learning.base import (
-    Follows,
-    Learned,
-    Learner,
-    allowed_next,
-    check_discrete,
-    full,
-)
+from .base import Learner, allowed_next, check_discrete, full
 from .dqn import action_values
 from .settings import SettingsError, setting_text
 from fastrl_replay.learning.registry import (
@@ -77,8 +70,8 @@ def r2d2_errors(
 class R2D2Learner(Learner):
     "Recurrent replay: takes batches of sequences, improves `model`, yields records"
 
-    learned = dict(model=Learned())
-    follows = dict(target=Follows('model'))
+    learned = dict(model='lr')
+    follows = dict(target='model')
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from torch import nn
 from .continuous import BoxBounds, GaussianNoise
 from ..steps.core import Steps
 from ..steps.errors import number
-from .base import Follows, Learned, Learner, check_batch, discounts, full
+from .base import Learner, check_batch, discounts, full
 from .losses import check_shape
 from .registry import builds, chosen, scheduled
 from .sac import SACBuilder, critic_loss
@@ -51,11 +51,9 @@ def td3_actor_loss(
 class TD3Learner(Learner):
     "Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records"
 
-    learned = dict(critics=Learned(), actor=Learned())
-    follows = dict(
-        target=Follows('critics', every='actor_every'),
-        target_actor=Follows('actor', every='actor_every'),
-    )
+    learned = dict(critics='lr', actor='lr')
+    follows = dict(target='critics', target_actor='actor')
+    follow_every = 'actor_every'
 
     def __init__(
         self,

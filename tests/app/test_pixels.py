@@ -132,30 +132,6 @@ def test_networks_name_each_other():
 CATCH = dict(env='fastrl_replay/Catch-v0(size=6, scale=2)', wrappers='none')
 
 
-@pytest.mark.parametrize(
-    'name,changes,said',
-    [
-        ('catch', dict(network='con 512'), "setting 'network'; got 'con 512'"),
-        ('catch', dict(network='8 8'), 'value_net: the observation space has images'),
-        ('catch', dict(store='Frame(2)'), "no store 'Frame(2)' (did you mean 'Frames'?)"),
-        ('catch', dict(store='Frames(stakc=2)'), "unexpected keyword argument 'stakc'"),
-        ('catch', dict(store='Frames(2'), "setting 'store'"),
-        ('catch', dict(store='Rows(mine)'), "multiple values for argument 'path'"),
-        ('catch', dict(store='os:system(1)'), "there is no store 'os:system(1)'"),
-        ('catch', dict(store='Frames(stack=0)'), 'Frames: stack; got 0'),
-        ('catch', dict(eval_eps='1.5'), "setting 'eval_eps'; got 1.5; expected from 0 to 1"),
-        ('catch', dict(wrappers='atari'), "expected one of Atari's games"),
-        ('pong', dict(env='ALE/Pong-v5'), 'make it with frameskip=1'),
-        ('pong', dict(env='ALE/Pon-v5(frameskip=1)'), "Did you mean: `Pong`"),
-        ('pong', dict(wrappers='atari(noops=-1)'), 'atari: the environment, or a setting'),
-    ],
-)
-def test_settings_that_cant_be_built(name, changes, said):
-    "One line, that names the setting"
-    message = error(lambda: Agent(recipe(name, **changes).settings), kind=ValueError)
-    assert said in message and '\n' not in message, message
-
-
 @pytest.mark.slow
 def test_each_builder_uses_the_store():
     "All recipes, whatever they learn with"

@@ -6,7 +6,7 @@ import errno, json, math, os, random, shutil, signal, sys, threading
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
-import fastrl_replay, gymnasium as gym, numpy as np, pytest, torch
+import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
@@ -162,14 +162,6 @@ def test_a_recipe_as_text_is_the_recipe(tmp_path):
         assert recipes(tmp_path / 's.ini')[r.name].settings == r.settings
 
 
-@pytest.mark.parametrize('names', ['ab', 'ba'])
-def test_own_recipes_like_own_recipes_in_any_order(names, tmp_path):
-    parts = dict(a='[a]\nlike = cartpole\nlr = 0.5\n', b='[b]\nlike = a\nbs = 7\n')
-    (tmp_path / 's.ini').write_text('\n'.join(parts[n] for n in names))
-    found = recipes(tmp_path / 's.ini')['b']
-    assert (found.settings['lr'], found.settings['bs'], found.settings['gamma']) == (0.5, 7, 0.99)
-
-
 def test_recipes_that_are_like_a_changed_one_change_with_it(tmp_path):
     "Unless they say otherwise; a circle is an error"
     path = tmp_path / 's.ini'
@@ -180,13 +172,6 @@ def test_recipes_that_are_like_a_changed_one_change_with_it(tmp_path):
     path.write_text('[cartpole]\nlike = cartpole-rank\n')
     with pytest.raises(SettingsError, match='leads back to it'):
         recipes(path)
-
-
-def test_the_shipped_file_on_top_of_itself_changes_nothing():
-    path = Path(fastrl_replay.__file__).parent / 'settings.ini'
-    assert {n: r.settings for n, r in recipes(path).items()} == {
-        n: r.settings for n, r in recipes().items()
-    }
 
 
 @pytest.mark.parametrize(
@@ -595,16 +580,6 @@ def test_steps_and_updates_are_as_promised(changes, steps, updates, tmp_path):
     assert (s['env_steps'], s['updates']) == (steps, updates)
 
 
-def test_no_updates_is_still_a_run(tmp_path):
-    "Evaluated, reported, stopped and saved on the way"
-    run = tiny(tmp_path / 'r', ratio=0.0)
-    assert stop(run, 170) < 200
-    resume(run.out).train()
-    lines = read_metrics(run.out)
-    assert [m['env_steps'] for m in lines if 'eps' in m][:1] == [50]
-    assert len([m for m in lines if 'eval_return' in m]) == 2
-
-
 def test_episodes_are_a_limit(tmp_path):
     "It ends with the episode; then more --steps are no remedy"
     few = dict(episodes=3, eval_every=10_000, memory='none', wrappers='TimeLimit(20)')
@@ -878,16 +853,6 @@ def test_metrics_that_were_cut(what, whole, tmp_path):
     resume(tmp_path / 'r').train()
     first = 0 if what == 'half a line' else 1
     assert no_clock(read_metrics(tmp_path / 'r')) == no_clock(read_metrics(whole))[first:]
-
-
-def test_unknown_keys_in_config_do_no_harm(whole, tmp_path):
-    "A later version may write more"
-    out = shutil.copytree(whole, tmp_path / 'r')
-    config = json.loads((out / 'config.json').read_text())
-    config['settings']['later'] = 3
-    config['also'] = {}
-    (out / 'config.json').write_text(json.dumps(config))
-    assert resume(out, dict(steps=400)).train()['env_steps'] == 400
 
 
 def test_more_steps_and_a_rate_that_ends(tmp_path):

@@ -233,15 +233,6 @@ def test_a_checkpoint_of_other_things_is_one_line(state, copy, capsys):
     assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
 
 
-def test_a_checkpoint_of_other_settings_says_so(copy, capsys):
-    "Someone edited config.json"
-    config = json.loads((copy / 'config.json').read_text())
-    config['settings']['network'] = '9'
-    (copy / 'config.json').write_text(json.dumps(config))
-    said = says(capsys, 'train', '--resume', copy, '--steps', 400)
-    assert 'the checkpoint is of another model' in said
-
-
 @pytest.mark.parametrize(
     'name,data',
     [

@@ -73,25 +73,6 @@ def test_a_directory_that_held_no_run_is_refused(name, tmp_path, capsys):
     assert 'not empty' in said and '--out' in said and contents(tmp_path) == before
 
 
-def test_settings_of_another_program_are_no_run(tmp_path, capsys):
-    "Its config.json has the same fields"
-    folder = tmp_path / 'yours'
-    folder.mkdir()
-    config = dict(recipe='cake', id='1', settings=dict(flour=500))
-    (folder / 'config.json').write_text(json.dumps(config))
-    (folder / 'best.pt').write_text('the best cake')
-    before = contents(tmp_path)
-    assert 'not empty' in says(capsys, 'train', 'cartpole', '--out', folder, *SET)
-    assert contents(tmp_path) == before
-
-
-def test_what_is_left_of_a_run_without_its_checkpoint_is_not_overwritten(copy, capsys):
-    (copy / 'checkpoint.pt').unlink()
-    before = contents(copy)
-    assert 'not empty' in says(capsys, 'train', 'cartpole', '--out', copy, *SET)
-    assert contents(copy) == before
-
-
 def test_a_run_that_names_no_module_imports_none_of_its_directory(copy, monkeypatch, capsys):
     "The working directory is no place of modules, unless a setting names one; then it is the last"
     monkeypatch.chdir(copy)
@@ -222,18 +203,6 @@ def test_code_in_a_checkpoint_is_not_executed(copy, tmp_path, capsys):
     ):
         assert "can't be read as a checkpoint" in says(capsys, *line)
     assert not (tmp_path / 'executed').exists()
-
-
-@pytest.mark.parametrize('name', ['best.pt', 'checkpoint.pt'])
-def test_a_policy_with_code_is_not_loaded(name, copy):
-    class Bad:
-        def __reduce__(self):
-            return pytest.fail, ('it was executed',)
-
-    bad = dict(load_checkpoint(copy / 'best.pt'), settings=Bad())
-    (copy / name).write_bytes(checkpoint_bytes(bad))
-    with pytest.raises(SettingsError, match="can't be read as a checkpoint"):
-        load_policy(copy / name)
 
 
 # ---- item 11: a memory's directory ----
