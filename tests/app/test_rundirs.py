@@ -14,7 +14,7 @@ from fastrl_replay.app.saved_policies import checkpoint_bytes, load_checkpoint
 from fastrl_replay.cli import main
 from fastrl_replay.learning.settings import SettingsError, recipes
 from test_cli import same_runs
-from test_recipes import SET, Killed, says, stop, tiny
+from test_recipes import SET, says, stop, tiny
 
 
 @pytest.fixture
@@ -85,21 +85,6 @@ def test_only_stale_files_of_ours_are_deleted(tmp_path):
         (tmp_path / 'r' / name).write_text('x')
     resume(tmp_path / 'r')
     assert sorted(p.name for p in (tmp_path / 'r').glob('.*')) == sorted(stay)
-
-
-def test_a_run_killed_before_it_was_due_to_save_can_be_resumed(whole, tmp_path):
-    "There is a checkpoint from the start, and it goes on to the same end"
-    run = tiny(tmp_path / 'r')
-
-    class KilledAt(Silent):
-        def tick(self, rows):
-            if run.agent.journal.steps == 70:
-                raise Killed
-
-    with pytest.raises(Killed):
-        run.train(KilledAt())
-    resume(tmp_path / 'r').train()
-    assert same_runs(whole, tmp_path / 'r')
 
 
 @pytest.mark.slow
