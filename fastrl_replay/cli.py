@@ -7,33 +7,21 @@ __all__ = ['OPTIONS', 'COMMANDS', 'WELCOME', 'main']
 
 # %% ../nbs/cli.ipynb #c71d5832
 import argparse, os, re, signal, sys, traceback
-from contextlib import contextmanager
+from contextlib import redirect_stderr, redirect_stdout
 from . import __version__
-from .steps.errors import EnvError, Explained, did_you_mean
-from .learning.settings import SettingsError, nearest
+from .steps.errors import EnvError, Explained
+from .learning.settings import nearest
 
 # %% ../nbs/cli.ipynb #4c19befa
-def _count(text):
-    digits = text.replace('_', '').replace(',', '')
-    if digits.isdecimal() and int(digits) >= 1:
-        return int(digits)
-    raise argparse.ArgumentTypeError(f'{text!r}: expected a whole number, at least 1')
-
-
-def _seed(text):
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f'{text!r}: a seed is a whole number, 0 or more')
-    return int(text)
-
-
-def _directory(text):
-    if text:
-        return text
-    raise argparse.ArgumentTypeError("'': expected a directory")
+def _pair(text):
+    key, equals, value = text.partition('=')
+    if key and equals:
+        return key.strip(), value.strip()
+    raise argparse.ArgumentTypeError(f'{text!r}: expected key=value, such as lr=0.001')
 
 # %% ../nbs/cli.ipynb #ed898b57
-_DIR = dict(type=_directory, metavar='DIR')
-_N = dict(type=_count, metavar='N')
+_DIR = dict(metavar='DIR')
+_N = dict(type=int, metavar='N')
 _FLAG = dict(action='store_true')
 
 OPTIONS = dict(  # of all commands
@@ -42,35 +30,31 @@ OPTIONS = dict(  # of all commands
         help="gymnasium's id of the environment, or one of your module, my_module:Name-v0; "
         'the same as --set env=ID',
     ),
-    steps=dict(
-        type=_count, help='environment steps in all (schedules that end with them are stretched)'
-    ),
-    seed=dict(type=_seed, help='of everything that is random; for eval of its environments'),
+    steps=dict(_N, help='environment steps in all (schedules that end with them are stretched)'),
+    seed=dict(_N, help='of everything that is random; for eval of its environments'),
+    device=dict(help='where the network is: cpu, cuda, … or auto, the GPU if there is one'),
     out=dict(
         _DIR,
         help='where to leave the run (default: runs/RECIPE-seedS, '
         'with --env runs/RECIPE-ENV-seedS)',
     ),
-    settings=dict(
-        metavar='FILE',
-        help='a settings file on top of the shipped one '
-        '(default: settings.ini in the working directory)',
-    ),
+    settings=dict(metavar='FILE', help='a settings file on top of the shipped one'),
     set=dict(
+        type=_pair,
         metavar='key=value',
         nargs='+',
         action='extend',
         default=[],
-        help='change settings, of two for one the last counts; for eval only device; '
+        help='change settings, of two for one the last counts; '
         '`fastrl-replay recipes NAME` shows them',
     ),
     memory=dict(
         _DIR,
+        dest='memory_path',
         help='keep the rows in this directory, or go on with those that are there; '
         'the same as --set memory_path=DIR',
     ),
     data=dict(
-        type=_directory,
         metavar='PATH',
         help='learn from recorded rows: a directory that --memory has left, a '
         'file .npz or .parquet with episodes, or minari:NAME; the same as --set data=PATH',
@@ -86,19 +70,9 @@ OPTIONS = dict(  # of all commands
         help="let all settings in the run's config.json count: modules, paths and clusters, too",
     ),
     tensorboard=dict(_FLAG, help='write for TensorBoard as well'),
-    workers=dict(_N, help='processes that step environments, in all'),
-    shards=dict(_N, help='processes that have a part of the memory each'),
-    engine=dict(
-        choices=('process', 'ray'), help='where these run: on this machine, or on a Ray cluster'
-    ),
-    address=dict(help="of the Ray cluster, or 'auto'"),
-    episodes=dict(type=_count, default=20, help='how many (20)'),
-)
-
-# %% ../nbs/cli.ipynb #33c7526b
-OPTIONS.update(
+    episodes=dict(_N, default=20, help='how many (20)'),
     plot=dict(metavar='FILE', default='compare.png', help='the picture (compare.png)'),
-    port=dict(_N, help='of the server (default: one that is free)'),
+    port=dict(_N, default=0, help='of the server (default: one that is free)'),
     open=dict(_FLAG, help='open the page in a browser'),
     html=dict(
         metavar='FILE', help='write a page in one file: episodes, step by step, for any browser'
@@ -115,8 +89,7 @@ COMMANDS = dict(  # what it does, what it is about, options
             metavar='RECIPE',
             help='which; `fastrl-replay recipes` lists them',
         ),
-        '''env steps seed out settings set memory data resume trust tensorboard workers shards
-        engine address''',
+        'env steps seed device out settings set memory data resume trust tensorboard',
     ),
     recipes=(
         'List the recipes, or show the settings of one',
@@ -126,11 +99,11 @@ COMMANDS = dict(  # what it does, what it is about, options
     eval=(
         'Play episodes without exploring, with what a run has learned',
         dict(dest='dir', metavar='DIR', help="a run's directory"),
-        'best record episodes seed trust set',
+        'best record episodes seed device trust',
     ),
     compare=(
         'Draw the returns of finished runs in one plot, and print a table of their results',
-        dict(dest='dirs', nargs='+', type=_directory, metavar='RUN', help='directories of runs'),
+        dict(dest='dirs', nargs='+', metavar='RUN', help='directories of runs'),
         'plot',
     ),
     memory=(
@@ -143,27 +116,12 @@ COMMANDS = dict(  # what it does, what it is about, options
         dict(
             dest='dirs',
             nargs='+',
-            **_DIR,
+            metavar='DIR',
             help='of runs, of memories, or one with several runs in it',
         ),
         'port open',
     ),
 )
-
-# %% ../nbs/cli.ipynb #5363bf04
-class _Parser(argparse.ArgumentParser):
-    "Says what is wrong in a line, as everything here"
-
-    def error(self, message):
-        word = (
-            next((w for w in message.split() if w.startswith('--')), '')
-            if 'unrecognized' in message
-            else ''
-        )
-        known = [f'--{name}' for name in (*OPTIONS, 'help', 'version')]
-        raise SettingsError(
-            self.prog, message + did_you_mean(word, known), remedy=f'{self.prog} --help'
-        )
 
 # %% ../nbs/cli.ipynb #d3190fa5
 WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinforcement learning
@@ -178,7 +136,7 @@ The other commands: eval DIR, compare RUN RUN …, watch DIR, memory DIR.'''
 
 # %% ../nbs/cli.ipynb #d4b2c931
 def _parser():
-    p = _Parser(
+    p = argparse.ArgumentParser(
         prog='fastrl-replay',
         description='Train, evaluate and compare the recipes of fastrl_replay.',
     )
@@ -210,32 +168,20 @@ class _Escaping:
     def __getattr__(self, name):
         return getattr(self.stream, name)
 
-
-@contextmanager
-def _escaping():
-    "Escape what is printed: names and errors may come from files of others"
-    before = sys.stdout, sys.stderr
-    for stream in before:
-        # where there is no ε: a ?
-        if hasattr(stream, 'reconfigure'):
-            stream.reconfigure(errors='replace')
-    sys.stdout, sys.stderr = (stream and _Escaping(stream) for stream in before)
-    try:
-        yield
-    finally:
-        for name, stream in zip(('stdout', 'stderr'), before):
-            if isinstance(getattr(sys, name), _Escaping):  # a terminal that was closed has another
-                setattr(sys, name, stream)
-
 # %% ../nbs/cli.ipynb #1166faed
 def main(args=None) -> int:  # the exit status
     "The command `fastrl-replay`"
-    with _escaping():
+    for stream in sys.stdout, sys.stderr:
+        # if it has no ε: a ?
+        if hasattr(stream, 'reconfigure'):
+            stream.reconfigure(errors='replace')
+    # names and errors may come from files of others
+    with redirect_stdout(_Escaping(sys.stdout)), redirect_stderr(_Escaping(sys.stderr)):
         try:
             status = _do(sys.argv[1:] if args is None else args)
+        except BrokenPipeError:
+            os._exit(0)  # the reader has gone
         except (Explained, OSError) as e:
-            if isinstance(e, BrokenPipeError):
-                os._exit(0)  # the reader has gone
             print(_said(e), file=sys.stderr)
             return 2
         except KeyboardInterrupt:
@@ -247,7 +193,7 @@ def main(args=None) -> int:  # the exit status
 
 # %% ../nbs/cli.ipynb #252111be
 def _said(e):
-    "An error in a line; if the code of an environment failed, its traceback comes first"
+    "Return an error in a line; if the code of an environment failed, print its traceback"
     if isinstance(e, EnvError) and e.__cause__:
         traceback.print_exception(e.__cause__)
     text = f'{e.filename}: {e.strerror}' if isinstance(e, OSError) and e.filename else str(e)

@@ -188,14 +188,7 @@ def named_store(
         )
     _, name, args, kwargs = calls[0]
     with _making('store', text):
-        store = STORES[name](*args, **kwargs)
-        if store.folder is not None:
-            raise SettingsError(
-                'recipe',
-                f"setting 'store': {text} says where rows are stored",
-                remedy='memory_path = …',
-            )
-        return store if path is None else STORES[name](*args, **kwargs, path=path, spare=spare)
+        return STORES[name](*args, path=path, spare=spare, **kwargs)
 
 # %% ../../nbs/app/named_envs.ipynb #69aad01f
 def named_info(
@@ -207,7 +200,7 @@ def named_info(
     calls = read_calls('info', f'info({text})')
     entries = {**dict.fromkeys(calls[0].args), **calls[0].kwargs}
     texts = [v for v in entries.values() if isinstance(v, (str, tuple))]
-    if len(calls) == 1 and entries and not texts and all(isinstance(k, str) for k in entries):
+    if entries and not texts and all(isinstance(k, str) for k in entries):
         return entries
     raise SettingsError(
         'recipe',

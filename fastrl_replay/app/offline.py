@@ -6,7 +6,6 @@
 __all__ = ['open_memory', 'recorded_rows', 'check_recorded', 'Offline']
 
 # %% ../../nbs/app/offline.ipynb #ae585157
-from itertools import chain
 from pathlib import Path
 from ..steps.row_dtypes import MASK, SUCCESS
 from fastrl_replay.steps.errors import (
@@ -60,28 +59,20 @@ def open_memory(
     len(memory)  # from now on it is open, or there was an error
     return memory
 
-# %% ../../nbs/app/offline.ipynb #432ed191
-class _Parts:
-    "Rows of a memory on disk, oldest first; raises if another process overwrites unread rows"
-
-    def __init__(self, path):
-        self.memory = open_memory(path)
-
-    def __iter__(self):
-        return map(self.memory.take, in_parts(*reversed(self.memory.span), 4096))
-
 # %% ../../nbs/app/offline.ipynb #72a273a6
 def recorded_rows(
     data,  # directory of a memory, .npz or .parquet of episodes, minari:NAME, Minari's data set
 ):  # a pipe of blocks
-    "The rows that a setting names"
+    "Return the rows that a setting names, in blocks"
     if is_minari(data):
         return read_minari(data, seeds=False)
     data, path = str(data), Path(data).expanduser()
     if data.startswith('minari:'):
         return read_minari(data[len('minari:') :], seeds=False)
     if path.is_dir():
-        return Items(_Parts(path), at_end='flush')
+        memory = open_memory(path)
+        parts = in_parts(*reversed(memory.span), 4096)  # it may be larger than main memory
+        return Items(map(memory.take, parts), at_end='flush')
     if path.suffix.lower() in ('.npz', '.parquet') and path.is_file():
         return Episodes(path)
     what = 'a file of another kind' if path.is_file() else 'there is nothing of this name'
@@ -163,31 +154,19 @@ class Offline(Journal):
             if self.over:
                 return
 
-    def fill(self) -> int:  # how many rows there are
+    def fill(self):
         "Let the memory have the recorded rows"
         memory = self.source.memory
-        if len(memory) and (memory.place.meta or {}).get('filling'):
-            raise StateError(
-                'Offline',
-                f'a memory that was not filled to the end: {memory.place.path}',
-                f'{len(memory):_} rows',
-                remedy='remove the directory',
-            )
         if len(memory):
-            return len(memory)
-        rows = iter(recorded_rows(self.data))
-        first = next((block for block in rows if len(block)), None)
-        if first is None:
-            raise SettingsError('recipe', "setting 'data': it has no rows", self.data)
-        if self.spaces:
-            check_recorded(first.dtype, *self.spaces)
-        blocks = Items(chain([first], rows), at_end='flush')
+            return
+        blocks = recorded_rows(self.data)
+        if self.n_step > 1:
+            blocks = NStep(blocks, self.n_step, self.gamma, self.last)
         before = self.source.state_dict()
-        memory.says = dict(memory.says, filling=True)
         try:
-            for block in (
-                NStep(blocks, self.n_step, self.gamma, self.last) if self.n_step > 1 else blocks
-            ):
+            for block in blocks:
+                if self.spaces:
+                    check_recorded(block.dtype, *self.spaces)
                 if len(memory) + len(block) > memory.max_sz:
                     raise NoRoom(
                         'Offline',
@@ -199,5 +178,5 @@ class Offline(Journal):
         except BaseException:  # an error in the data, or Ctrl-C: none of it, or all
             self.source.load_state_dict(before)
             raise
-        memory.place.say(filling=False)
-        return len(memory)
+        if not len(memory):
+            raise SettingsError('recipe', "setting 'data': it has no rows", self.data)

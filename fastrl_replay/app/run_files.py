@@ -8,14 +8,13 @@ __all__ = ['read_metrics', 'read_json', 'read_config', 'run_title', 'facts_of']
 # %% ../../nbs/app/run_files.ipynb #a7d0f002
 import json, os
 from pathlib import Path
-from .recipe_settings import recipes
-from ..learning.settings import SettingsError, file_text
+from ..learning.settings import SettingsError, file_text, recipes
 
 # %% ../../nbs/app/run_files.ipynb #4994ac98
 def read_metrics(
     out,  # a run's directory
 ) -> list:  # of dicts
-    "The lines of metrics.jsonl; one that was being written when the run was killed is left out"
+    "Return the lines of metrics.jsonl, without one that was being written when the run was killed"
     lines = []
     path = Path(out) / 'metrics.jsonl'
     if not os.path.lexists(path):
@@ -44,61 +43,48 @@ def read_json(
     path,  # of a file
     fields: dict,  # that it must have: name → type, or several
 ) -> dict:
-    "An object from a file of JSON"
+    "Read an object from a file of JSON"
     text = file_text(path)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as e:
         raise SettingsError('run', f"{path} can't be read", e) from None
-    wrong = not isinstance(found, dict) or [
-        k for k, kind in fields.items() if not isinstance(found.get(k), kind)
-    ]
-    if wrong:
-        raise SettingsError(
-            'run',
-            f'{path} belongs to no run',
-            text[:60]
-            if wrong is True
-            else ', '.join(f'{k} = {found.get(k)!r}'[:60] for k in wrong),
-            ', '.join(fields),
-        )
+    have = found if isinstance(found, dict) else {}
+    if have is not found or not all(isinstance(have.get(k), fields[k]) for k in fields):
+        what = f'{path} belongs to no run'
+        raise SettingsError('run', what, text[:60], f'an object with {", ".join(fields)}')
     return found
 
 # %% ../../nbs/app/run_files.ipynb #6c2462b8
 def read_config(
     out,  # a run's directory
 ) -> dict:  # recipe, settings, versions
-    "What a run was asked for"
+    "Return what a run was asked for"
     try:
-        config = read_json(Path(out) / 'config.json', dict(recipe=str, settings=dict))
+        return read_json(Path(out) / 'config.json', dict(recipe=str, settings=dict))
     except (FileNotFoundError, NotADirectoryError):
         raise SettingsError(
             'run', 'this is not the directory of a run: it has no config.json', out
         ) from None
-    config['settings'] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in config['settings'].items()
-    }
-    return config
 
 # %% ../../nbs/app/run_files.ipynb #254d11e0
 def run_title(
     recipe: str,  # name of the recipe
-    settings: dict,  # of the run
+    settings: dict,  # of the run, perhaps those of somebody else
 ) -> str:
-    "The name of a run in lines and pictures: recipe, environment, wrappers and seed"
-    env = settings.get('env', '?')
+    "Return the name of a run in lines and pictures: recipe, environment, wrappers and seed"
+    title = f'{recipe} on {settings.get("env", "?")}'
     around = [settings.get(k, 'none') for k in ('wrappers', 'train_wrappers')]
     around = ', '.join(str(w) for w in around if w != 'none')
-    title = (
-        f'{recipe} on {env}' + f' with {around}' * bool(around) + f', seed {settings.get("seed")}'
-    )
-    return ' '.join(title.split())  # a name may have line breaks
+    if around:
+        title += f' with {around}'
+    return ' '.join(f'{title}, seed {settings.get("seed")}'.split())  # a name may have line breaks
 
 # %% ../../nbs/app/run_files.ipynb #f0c70002
 def facts_of(
     config: dict,  # config.json
 ) -> dict:  # title, config, recipe: for `run_sample`
-    "What a page of a run begins with"
+    "Return what a page of a run begins with"
     known = recipes().get(config['recipe'])
     return dict(
         title=run_title(config['recipe'], config['settings']),

@@ -7,7 +7,7 @@ __all__ = ['ALONE', 'lock_dir', 'Run', 'eval_seed', 'Silent', 'start', 'launcher
            'resume', 'interruptible']
 
 # %% ../../nbs/app/runs.ipynb #fb248db8
-import json, os, platform, shlex, signal, threading, warnings
+import json, os, platform, shlex, signal, threading
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from itertools import count
@@ -21,10 +21,10 @@ from ..steps.errors import Explained
 from ..steps.files import left_over, lock_file, write_whole
 from .named_envs import reaches_outside, read_calls
 from ..learning.checkpoints import load_part
-from ..learning.settings import SettingsError
+from ..learning.settings import Recipe, SettingsError, setting_text
 from ..steps.states import Misfit, checked, described, dict_of, integer, row
-from .recipes import MISFITS, Agent, check_saved, memory_path, play_episodes
-from .run_files import facts_of, read_config, read_json, read_metrics, run_title
+from .recipes import Agent, check_saved, play_episodes
+from .run_files import facts_of, read_config, read_metrics, run_title
 from fastrl_replay.app.saved_policies import (
     check_model,
     checkpoint_bytes,
@@ -32,7 +32,7 @@ from fastrl_replay.app.saved_policies import (
     policy_in,
     policy_state,
 )
-from ..learning.registry import recorded
+from ..learning.registry import setting
 from ..look.page import page_html
 from ..look.run_sample import column, outcome_charts, run_sample
 from ..look.sample import samples_of
@@ -79,11 +79,7 @@ def _float(x):  # a form; NaN will do, too: an environment may give it
 
 
 _KEPT = dict(  # what a checkpoint holds beside the agent, each with its form
-    saves=integer(),
-    sums=dict_of(row(_float, integer())),
-    ended=integer(),
-    reported=row(integer(), _float),
-    spent=dict_of(_float),
+    saves=integer(), sums=dict_of(row(_float, integer())), ended=integer(), wall=_float
 )
 _BEST = dict(eval_return=_float, env_steps=integer())  # of best.pt, beside the policy
 
@@ -107,15 +103,12 @@ class Run:
         # `leads`: does this one write what happens?
         self.ranks, self.leads = self.agent.ranks, self.agent.ranks.leads
         self.show = Silent()  # a display, while it trains
-        self.spent = {}  # seconds of each part
         self.best = None  # what best.pt holds
         self.sums = {}  # of the records since the last report, by name: sum, how many
-        # at the last report: episodes, (step, seconds)
-        self.ended = 0
-        self.reported = (0, 0.0)
+        self.ended = 0  # episodes at the last report
+        self.wall = 0.0  # seconds until the last checkpoint
         self.drawn = 0.0  # when the picture was last drawn
-        self.saves = 0  # checkpoints so far, and the step of the last one
-        self.saved = 0
+        self.saves = 0  # checkpoints so far
         self.seen = 0  # the step at which it last looked what is due
         # a stop was asked for, by a signal; a checkpoint is due
         self.stop = False
@@ -128,7 +121,7 @@ class Run:
         agent = self.agent
         self.show = show or Silent()
         torch.set_num_threads(self.settings['threads'])
-        self.mark = perf_counter()
+        self.began = perf_counter() - self.wall
         with self.held:
             # from now on, it can be resumed
             if not (self.out / 'checkpoint.pt').exists():
@@ -144,25 +137,12 @@ class Run:
             finally:
                 agent.end_workers()
 
-    @property
-    def wall(self) -> float:
-        "Seconds so far"
-        return sum(self.spent.values())
-
-    def _spend(self, part):
-        "Count the time since the last call as time of a part"
-        now = perf_counter()
-        self.spent[part] = self.spent.get(part, 0.0) + now - self.mark
-        self.mark = now
-
     def came(self, rows):
         "A block has come; the stages below continue with it"
         self.show.tick(rows)
-        self._spend('steps')
 
     def between(self):
         "Do what is due when all that the last steps set off has been done"
-        self._spend('memory and learner')
         if self._due('report'):
             self.report()
         if self._due('eval'):
@@ -182,35 +162,35 @@ class Run:
         every = self.settings[f'{what}_every']
         return self.agent.journal.steps // every > self.seen // every
 
+    def _counts(self):
+        "Return the counts that metrics and the summary begin with"
+        j = self.agent.journal
+        return dict(env_steps=j.steps, updates=self.agent.pipe.updates, episodes=len(j.returns))
+
+    def _clock(self):
+        wall = perf_counter() - self.began
+        return dict(wall_s=round(wall, 2), steps_per_s=round(self.agent.journal.steps / wall, 1))
+
     def report(self):
         "Write a line of metrics"
         if not self.leads:
             return
         j = self.agent.journal
-        steps, seconds = self.reported
-        self.reported = (j.steps, self.wall)
         new = j.returns[self.ended :]
         won = j.successes[self.ended :]
         self.ended = len(j.returns)
-        line = dict(
-            env_steps=j.steps,
-            updates=self.agent.pipe.updates,
-            episodes=len(j.returns),
-            return_mean=float(np.mean(new)) if new else None,
-        )
+        line = self._counts() | dict(return_mean=float(np.mean(new)) if new else None)
         if won:
             line['success_mean'] = float(np.mean(won))
-        if hasattr(self.agent.policy, 'report') and not recorded(self.settings):
-            line.update(self.agent.policy.report())
-        line.update({k: total / n for k, (total, n) in self.sums.items()})
-        line.update(self.agent.counts())
-        line['wall_s'] = round(self.wall, 3)
-        line['steps_per_s'] = round((j.steps - steps) / max(self.wall - seconds, 1e-9), 1)
+        if hasattr(self.agent.policy, 'report') and not setting(self.settings, 'data'):
+            line |= self.agent.policy.report()
+        line |= {k: total / n for k, (total, n) in self.sums.items()}
         self.sums = {}
+        line |= self.agent.counts() | self._clock()
         self._write(line)
-        if self.wall - self.drawn > 10:
+        if line['wall_s'] - self.drawn > 10:
+            self.drawn = line['wall_s']
             self.draw()
-        self._spend('reports')
 
     def _write(self, line):
         with open(self.out / 'metrics.jsonl', 'a') as f:
@@ -234,7 +214,6 @@ class Run:
             line['eval_success'] = float(won.mean())
         self._write(line)
         self._keep_best(line)
-        self._spend('evaluations')
         return returns, won
 
     def _keep_best(self, line):
@@ -248,7 +227,7 @@ class Run:
         "Write the checkpoint"
         self.unsaved = False
         self.saves += 1
-        self.saved = self.agent.journal.steps
+        self.wall = perf_counter() - self.began
         agent = self.agent.state_dict()
         # the rows that it refers to
         if self.agent.memory is not None:
@@ -260,17 +239,15 @@ class Run:
             state = dict(
                 agent=agent,
                 run={k: getattr(self, k) for k in _KEPT},
-                policy=dict(policy_state(self.agent), env_steps=self.saved),
+                policy=dict(policy_state(self.agent), env_steps=self.agent.journal.steps),
             )
             write_whole(self.out / 'checkpoint.pt', checkpoint_bytes(state))
-        self._spend('checkpoints')
 
     def load(
         self,
         state: dict,  # what checkpoint.pt holds
     ):
         "Continue from a checkpoint"
-        path = self.out / 'checkpoint.pt'
         best = self.out / 'best.pt'
         try:
             kept = checked('Run', _KEPT, state['run'])
@@ -279,11 +256,10 @@ class Run:
             self.agent.load_state_dict(agent)
             if best.exists():
                 self.best = checked('Run', _BEST, load_checkpoint(best), more=True)
-        except MISFITS as e:
-            raise SettingsError(
-                'run', f"{path} doesn't fit the run's config.json", f'{type(e).__name__}: {e}'
-            ) from e
-        self.saved = self.seen = self.agent.journal.steps
+        except Exception as e:  # somebody else may have written it
+            what = f"{self.out / 'checkpoint.pt'} doesn't fit the run's config.json"
+            raise SettingsError('run', what, f'{type(e).__name__}: {e}') from e
+        self.seen = self.agent.journal.steps
 
     def in_one_directory(self):
         "Let all ranks use the directory of rank 0"
@@ -292,7 +268,7 @@ class Run:
         return self
 
     def _part(self):
-        "The file of this rank for a checkpoint; the one before is complete until all are written"
+        "Return the file of this rank; the one before is complete until all are written"
         return self.out / f'rank-{self.ranks.rank}-{self.saves % 2}.pt'
 
     def _episodes(self):
@@ -301,34 +277,27 @@ class Run:
 
     def draw(self):
         "Write returns.png, if matplotlib is installed"
-        self.drawn = self.wall
         with suppress(ImportError):
             charts = outcome_charts(read_metrics(self.out), self._episodes(), self.agent.solved)
             write_whole(self.out / 'returns.png', charts_png(charts, self.title))
 
     def _write_report(self, summary):
-        try:
-            run = run_sample(
-                self.out.name,
-                **facts_of(read_config(self.out)),
-                lines=read_metrics(self.out),
-                summary=summary,
-                said=f'{summary["env_steps"]:,} steps in {summary["wall_s"]:,.0f} s',
-                episodes=self._episodes(),
-            )
-            memory = self.agent.memory
-            parts = [run, *(() if memory is None else samples_of(memory))]
-            write_whole(self.out / 'report.html', page_html(parts, self.title))
-        except Exception as e:
-            warnings.warn(f'report.html was not written: {type(e).__name__}: {e}')
+        run = run_sample(
+            self.out.name,
+            **facts_of(read_config(self.out)),
+            lines=read_metrics(self.out),
+            summary=summary,
+            said=f'{summary["env_steps"]:,} steps in {summary["wall_s"]:,.0f} s',
+            episodes=self._episodes(),
+        )
+        memory = self.agent.memory
+        parts = [run, *(() if memory is None else samples_of(memory))]
+        write_whole(self.out / 'report.html', page_html(parts, self.title))
 
     def _finish(self) -> dict:
         a = self.agent
-        j = self.agent.journal
-        self._spend('memory and learner')
-        if self.sums or j.steps > self.reported[0]:
-            self.report()
         self.save()
+        self.report()
         if not self.leads:
             return {}
         final, won = self.evaluate(20)
@@ -338,16 +307,12 @@ class Run:
             recipe=self.name,
             env=self.settings['env'],
             seed=self.settings['seed'],
-            env_steps=j.steps,
-            updates=a.pipe.updates,
-            episodes=len(j.returns),
-            wall_s=round(self.wall, 2),
-            steps_per_s=round(j.steps / self.wall, 1),
-            device=str(getattr(a.pipe, 'device', 'cpu')),
+            **self._counts(),
+            **self._clock(),
+            device=str(a.pipe.device),
             final_return=float(final.mean()),
             final_std=float(final.std()),
             final_returns=final.tolist(),
-            spent={part: round(s, 3) for part, s in self.spent.items()},
             solved_at_step=next((step for step, mean in evals if mean >= goal), None),
             solved=a.solved,
         )
@@ -357,14 +322,13 @@ class Run:
             summary['best_return'] = self.best['eval_return']
             summary['best_at_step'] = self.best['env_steps']
         self.draw()
-        self._write_report(summary)
-        # last: if it is there, all is there
         write_whole(self.out / 'summary.json', json.dumps(summary, indent=2))
+        self._write_report(summary)
         return summary
 
 
 def eval_seed(settings: dict) -> int:
-    "The seed of a run's evaluations"
+    "Return the seed of a run's evaluations"
     return 1_000_003 * (settings['seed'] + 1)
 
 # %% ../../nbs/app/runs.ipynb #997fefcd
@@ -383,7 +347,7 @@ class Silent:
 
 # %% ../../nbs/app/runs.ipynb #8837cbc1
 def _new_dir(recipe):
-    "A directory in runs/ for a new run, named after the environment if the recipe's was changed"
+    "Return a directory in runs/, named after the environment if the recipe's was changed"
     env = []
     if 'env' in recipe.changed:
         env = [c.name.split('/')[-1] for c in read_calls('env', recipe.settings['env'])]
@@ -400,21 +364,19 @@ def start(
     out=None,  # the directory; None: a new one in runs/
     ranks=None,  # as `Ranks`, if several learn together
 ) -> Run:
-    "A new run"
-    s = recipe.settings if ranks is None else {**recipe.settings, 'ranks': ranks.size}
+    "Return a new run"
+    s = {**recipe.settings, 'ranks': 1 if ranks is None else ranks.size}
     if ranks is not None and not ranks.leads:
         return Run('.', recipe.name, s, ranks).in_one_directory()
     out = Path(out or _new_dir(recipe))
-    _check_vacant(out)
+    if out.exists():
+        _check_empty(out)
     run = Run(out, recipe.name, s, ranks)
     with ExitStack() as held:
         held.callback(run.agent.close_memory)
-        run.found = run.agent.open_memory()
+        run.agent.open_memory()
         out.mkdir(parents=True, exist_ok=True)
         held.enter_context(lock_dir(out))
-        _check_no_run(out)  # another process may have started a run meanwhile
-        for path in left_over(out, _OURS):
-            path.unlink(missing_ok=True)
         config = dict(
             recipe=run.name,
             env=s['env'],
@@ -436,46 +398,27 @@ def start(
     return run
 
 # %% ../../nbs/app/runs.ipynb #5c7252fa
-def _check_no_run(out):
-    if (out / 'checkpoint.pt').exists():
-        raise SettingsError(
-            'run',
-            'there is a run already in this directory',
-            out,
-            remedy=f'--resume {out}, or another --out',
-        )
-
-
-def _check_vacant(out):
-    "Raise if a directory has a run, or files that no run has made"
-    _check_no_run(out)
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise SettingsError('run', 'this is not a directory', out, remedy='another --out')
-    found = sorted(p.name for p in out.iterdir())
-    if {*found} & {*_OURS} == {'config.json'}:
-        with suppress(Explained, OSError):
-            if 'fastrl_replay' in read_json(out / 'config.json', dict(versions=dict))['versions']:
-                return  # a run that was killed before its first checkpoint
+def _check_empty(out):
+    "Raise if a directory has files"
+    found = sorted(os.listdir(out))
+    if 'checkpoint.pt' in found and 'config.json' in found:
+        what = 'there is a run already in this directory'
+        raise SettingsError('run', what, out, remedy=f'--resume {out}, or another --out')
     if found:
         raise SettingsError(
-            'run',
-            f'{out} is not empty, and not the directory of a run that can be begun again',
-            ', '.join(found[:5]),
-            remedy='another --out',
+            'run', f'{out} is not empty', ', '.join(found[:5]), remedy='another --out'
         )
 
 # %% ../../nbs/app/runs.ipynb #cd3c660b
 def launcher() -> str:  # of this process
-    "What started it, on which machine"
+    "Return what started it, on which machine"
     return f'{os.getppid()} on {platform.node()}'
 
 
 def begun_by_launcher(
     out=None,  # the directory that was asked for; None: some new one in runs/
 ) -> Path:  # None: there is none
-    "The directory of a run that an earlier start by the same launcher has left, with a checkpoint"
+    "Return the directory of a run with a checkpoint that the same launcher has begun"
     for path in Path('runs').glob('*') if out is None else [Path(out)]:
         if (path / 'checkpoint.pt').exists() and read_config(path).get('launcher') == launcher():
             return path
@@ -490,13 +433,14 @@ def reopen(
     device: str = None,  # where the network is; None: as it was
     trust: bool = False,  # do all of its settings count? False: only those that stay within the run
 ) -> tuple:  # an `Agent`, and the step of its model
-    "An agent with the model that a run has saved, to be looked at"
-    config = read_config(out)
-    s = {**config['settings'], **ALONE}
-    s['device'] = device or s.get('device', 'cpu')
+    "Return an agent with the model that a run has saved, to be looked at"
     path = Path(out) / ('best.pt' if best else 'checkpoint.pt')
     with _config_errors(out):
-        _check_settings(config['recipe'], s, out, trust, ['data'])
+        s = {**_saved_settings(read_config(out)), **ALONE}
+        if device is not None:
+            s['device'] = device
+        if not trust:
+            _check_within(s, out, ['data'])
         policy = policy_in(load_checkpoint(path), path)
         agent = Agent(s, spaces=check_model(path, s, policy))
         load_part(agent.model, policy['model'])
@@ -508,80 +452,69 @@ def _config_errors(out):
     "Name the config in errors of its settings"
     try:
         yield
-    except SettingsError as e:
+    except Explained as e:
         raise SettingsError('run', f'{out}/config.json: {e}') from e
+
+
+def _saved_settings(config):
+    return check_saved(config['recipe'], config['settings'])
 
 # %% ../../nbs/app/runs.ipynb #aac90782
 def outside(
     s: dict,  # settings
     out,  # the run's directory
-) -> dict:  # setting → what is typed to name it again
+) -> list:  # of names
     "Return settings that reach outside of a run: modules, paths, clusters, large numbers"
-    found = {}
-    for key in 'env', 'wrappers', 'train_wrappers':
-        text = s.get(key, 'none')
-        if reaches_outside(text):
-            found[key] = f'--set {shlex.quote(f"{key}={text}")}'
-    for key, within in dict(engine='process', address='none', data='none').items():
-        if s.get(key, within) != within:
-            found[key] = f'--{key} {shlex.quote(str(s[key]))}'
-    path = memory_path(s)
+    found = [key for key in ('env', 'wrappers', 'train_wrappers') if reaches_outside(s[key])]
+    within = dict(engine='process', address='none', data='none')
+    found += [key for key, value in within.items() if s[key] != value]
+    path = setting(s, 'memory_path')
     if path and Path(out).resolve() not in Path(path).resolve().parents:
-        found['memory_path'] = f'--memory {shlex.quote(path)}'
-    for key, most in dict(envs=1024, max_sz=10**7, threads=256).items():
-        if s.get(key, 0) > most:
-            found[key] = f'--set {key}={s[key]}'
-    return found
+        found.append('memory_path')
+    largest = dict(envs=1024, max_sz=10**7, threads=256)
+    return found + [key for key, most in largest.items() if s[key] > most]
 
 
-def _check_settings(name, s, out, trust, again=()):
-    "Raise if saved settings have wrong kinds, or reach outside of the run and were not repeated"
-    check_saved(name, s)
-    found = {} if trust else {k: v for k, v in outside(s, out).items() if k not in again}
+def _check_within(s, out, again):
+    "Raise if saved settings reach outside of the run and were not repeated"
+    found = [key for key in outside(s, out) if key not in again]
     if found:
+        typed = ' '.join(shlex.quote(f'{key}={s[key]}') for key in found)
         raise SettingsError(
             'recipe',
             'its settings reach outside of the run',
-            ', '.join(f'{k} = {s[k]}' for k in found),
+            ', '.join(f'{key} = {s[key]}' for key in found),
             'no modules, no paths, no clusters, and no large numbers',
-            f'check them, then --trust, or repeat them with train: {" ".join(found.values())}',
+            f'check them, then --trust, or repeat them with train: --set {typed}',
         )
 
 # %% ../../nbs/app/runs.ipynb #68546df1
 def resume(
     out,  # the directory of a run
-    steps: int = None,  # environment steps in all; None: as it was
-    device: str = None,  # where the network is; None: as it was
+    given=(),  # settings that were given again; of these steps, device and memory_path may differ
     trust: bool = False,  # do all of its settings count? False: only those that stay within the run
-    memory: str = None,  # where its memory on disk is now; None: as it was
     ranks=None,  # as `Ranks`, if several learn together
-    again=(),  # names of settings that count though they reach outside of the run
 ) -> Run:
-    "A run that continues from its last checkpoint"
+    "Return a run that continues from its last checkpoint"
     path = Path(out) / 'checkpoint.pt'
     with ExitStack() as held:
         config = read_config(out)
         if ranks is None or ranks.leads:
             held.enter_context(lock_dir(out))
-        s = config['settings']
-        if memory and not memory_path(s):
-            raise SettingsError('run', f'the memory of {out} is in its checkpoint', memory)
-        changes = dict(steps=steps, device=device, memory_path=memory)
-        changes = {k: v for k, v in changes.items() if v}
-        s.update(changes)
         with _config_errors(out):
-            _check_settings(config['recipe'], s, out, trust, [*again, *changes])
-            n, now = s.get('ranks', 1), 1 if ranks is None else ranks.size
+            given = dict(given)
+            s = _again(_saved_settings(config), given)
+            if not trust:
+                _check_within(s, out, given)
+            n, now = s['ranks'], 1 if ranks is None else ranks.size
             if n != now:  # rows and environments stay with their rank
-                begin = (
-                    'fastrl-replay' if n == 1 else f'torchrun --nproc-per-node {n} -m fastrl_replay'
-                )
+                command = f'torchrun --nproc-per-node {n} -m fastrl_replay'
                 raise SettingsError(
                     'run',
                     'it was begun with another number of learners',
                     now,
                     n,
-                    f'{begin} train --resume {out}',
+                    f'{"fastrl-replay" if n == 1 else command} train --resume {out}',
                 )
             state = load_checkpoint(path)
             run = Run(out, config['recipe'], s, ranks, check_model(path, s, policy_in(state, path)))
@@ -589,11 +522,27 @@ def resume(
         if not run.leads:
             return run.in_one_directory()
         held.callback(run.agent.close_memory)
-        run.found = run.agent.open_memory()
+        run.agent.open_memory()
         _tidy(run, config)
         run.in_one_directory()
         run.held = held.pop_all()
     return run
+
+
+def _again(s, given):
+    "Return a run's settings with those that were given again; raise if one of these can't change"
+    texts = {key: setting_text(value) for key, value in given.items()}
+    new = Recipe('--resume', '', s, {}).with_changes('--resume', texts).settings
+    for key in given:
+        fixed = key not in ('steps', 'device', 'memory_path') or s[key] == 'none'
+        if fixed and new[key] != s[key]:
+            raise SettingsError(
+                'train',
+                f'{key} = {setting_text(new[key])} with --resume',
+                expected=setting_text(s[key]),
+                remedy='only steps and device can be changed, and where its memory on disk is now',
+            )
+    return new
 
 # %% ../../nbs/app/runs.ipynb #fb0e3804
 def _tidy(run, config):
@@ -608,11 +557,8 @@ def _tidy(run, config):
             f'{j.steps:_} steps and {len(j.returns):_} episodes',
             remedy='more --steps' if j.steps >= j.max_steps else None,
         )
-    stay = []
-    for m in read_metrics(out):  # if it can't be read, nothing has been changed
-        again = j.over and m.get('eval_episodes') == 20  # the last evaluation is made again
-        if m['env_steps'] < j.steps + (not again):
-            stay.append(m)
+    # if they can't be read, nothing has been changed; the last report of a run is made again
+    stay = [m for m in read_metrics(out) if m['env_steps'] < j.steps + (not j.over)]
     write_whole(out / 'config.json', json.dumps({**config, 'settings': run.settings}, indent=2))
     write_whole(out / 'metrics.jsonl', ''.join(json.dumps(m) + '\n' for m in stay))
     for old in [summary, out / 'report.html', *left_over(out, _OURS)]:
@@ -624,6 +570,7 @@ def interruptible(
     run: Run,  # that will stop
 ):
     "While this lasts, Ctrl-C and SIGTERM stop `run` after it has saved a checkpoint"
+
     if threading.current_thread() is not threading.main_thread():  # as in a notebook
         yield
         return

@@ -10,9 +10,9 @@ __all__ = ['checkpoint_bytes', 'load_checkpoint', 'space_state', 'space_of', 'po
 import hashlib, io, os, zipfile
 from collections import OrderedDict
 from pathlib import Path
-import torch
+import numpy as np, torch
 from gymnasium import spaces
-from .recipes import MISFITS, check_saved
+from .recipes import check_saved
 from ..learning.checkpoints import bare_names, check_same_shapes, load_part, saved_part
 from ..learning.learners import LEARNERS
 from ..steps.files import open_plain
@@ -58,33 +58,32 @@ def load_checkpoint(
             state = torch.load(file, map_location='cpu', weights_only=True)
         return checked('torch.load', anything, state)
     except FileNotFoundError:
-        raise SettingsError(
-            'run',
-            'no checkpoint',
-            path,
-            remedy='start it again if it has none; best.pt is written by the first evaluation',
-        ) from None
+        remedy = 'start the run again; best.pt is written by the first evaluation'
+        raise SettingsError('run', 'no checkpoint', path, remedy=remedy) from None
     except Exception as e:
-        raise SettingsError(
-            'run', f'{path} can\'t be read as a checkpoint', ' '.join(str(e).split())[:200]
-        ) from e
+        said = ' '.join(str(e).split())[:200]
+        raise SettingsError('run', f"{path} can't be read as a checkpoint", said) from e
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e011
+_SPACES = {  # kind → what it is made of
+    spaces.Box: ('low', 'high'),
+    spaces.Discrete: ('n', 'start'),
+    spaces.MultiDiscrete: ('nvec', 'start'),
+    spaces.MultiBinary: ('n',),
+}
+
+
 def space_state(
     space: spaces.Space,  # of observations or actions
 ) -> dict:  # plain data and tensors
-    "What a space is, for a file"
+    "Return what a space is, for a file"
     parts = fields_of(space)
     if parts is not None:
         return dict(parts={k: space_state(s) for k, s in parts.items()})
-    if isinstance(space, spaces.Discrete):
-        return dict(n=int(space.n), start=int(space.start))
-    if isinstance(space, spaces.MultiBinary):
-        return dict(binary=space.n)
-    arrays = {spaces.Box: ('low', 'high'), spaces.MultiDiscrete: ('nvec', 'start')}
-    for kind, names in arrays.items():
+    for kind, names in _SPACES.items():
         if isinstance(space, kind):
-            return {name: torch.from_numpy(getattr(space, name).copy()) for name in names}
+            state = {name: torch.tensor(np.array(getattr(space, name))) for name in names}
+            return dict(state, kind=kind.__name__)
     raise SettingsError(
         'policy',
         'a space that has no form in a file',
@@ -96,26 +95,27 @@ def space_state(
 def space_of(
     state: dict,  # of `space_state`
 ) -> spaces.Space:
-    "The space that was saved"
+    "Return the space that was saved"
     if 'parts' in state:
         parts = nest(list(state['parts']), lambda k: space_of(state['parts'][k]))
         if isinstance(parts, tuple):
             return spaces.Tuple(parts)
         return spaces.Dict(OrderedDict(parts))  # in the order of the network's inputs
-    if 'n' in state:
-        return spaces.Discrete(state['n'], start=state['start'])
-    if 'binary' in state:
-        return spaces.MultiBinary(state['binary'])
-    arrays = {name: x.numpy() for name, x in state.items()}
-    if 'low' in state:
+    arrays = {name: x.numpy() for name, x in state.items() if name != 'kind'}
+    if state['kind'] == 'Box':
         return spaces.Box(**arrays, dtype=arrays['low'].dtype)
-    return spaces.MultiDiscrete(**arrays, dtype=arrays['nvec'].dtype)
+    if state['kind'] == 'MultiDiscrete':
+        return spaces.MultiDiscrete(**arrays, dtype=arrays['nvec'].dtype)
+    numbers = {name: x.tolist() for name, x in arrays.items()}
+    if state['kind'] == 'Discrete':
+        return spaces.Discrete(**numbers)
+    return spaces.MultiBinary(**numbers)
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e015
 def policy_state(
     agent,  # an `Agent`
 ) -> dict:  # plain data and tensors
-    "What a policy needs to play without the agent"
+    "Return what a policy needs to play without the agent"
     model = {k: v.cpu() for k, v in saved_part(agent.model).items()}
     observation, action = map(space_state, agent.spaces)
     return dict(
@@ -129,6 +129,7 @@ def check_model(
     policy: dict,  # as `policy_state` gave it
 ) -> list:  # its spaces
     "Raise if the model of these settings is not that of the tensors, before it takes any memory"
+    nearest('run', 'learner (of a module that is not imported?)', settings['learner'], LEARNERS)
     try:
         spaces = [space_of(policy[name]) for name in ('observation_space', 'action_space')]
         builder = LEARNERS[settings['learner']]
@@ -137,7 +138,7 @@ def check_model(
             model = builder.model(settings, *spaces)
             builder.greedy(model, settings)
         check_same_shapes('run', policy['model'], bare_names(model.state_dict()))
-    except MISFITS as e:
+    except Exception as e:  # somebody else may have written it
         raise SettingsError('run', f'{path} has another model', f'{type(e).__name__}: {e}') from e
     return spaces
 
@@ -168,24 +169,15 @@ def load_policy(
     best: bool = True,  # of its best evaluation, or of its last checkpoint?
     device: str = 'cpu',  # where its network is
 ):  # states → actions, without exploring; with a memory: states, hidden → actions, hidden
-    "A policy that a run has learned; nothing in the file is executed, and no environment is made"
-    if Path(path).is_dir():
+    "Return a policy that a run has learned; no code in the file runs, and no environment is made"
+    file = Path(path).resolve()  # the user's own file, which may be a link
+    if file.is_dir():
         file = Path(path) / ('best.pt' if best else 'checkpoint.pt')
-    else:
-        file = Path(path).resolve()  # the user's own file, which may be a link
     state = policy_in(load_checkpoint(file), file)
-    s = state['settings']
-    if 'device' in s:
-        s = {**s, 'device': device}
-    check_saved(file.name, s)
-    nearest(
-        f'load_policy: {file}',
-        'learner (of a module that is not imported?)',
-        s['learner'],
-        LEARNERS,
-    )
+    s = check_saved(file.name, {**state['settings'], 'device': device})
     spaces = check_model(file, s, state)
+    builder = LEARNERS[s['learner']]
     with torch.random.fork_rng(devices=[]):
-        model = LEARNERS[s['learner']].model(s, *spaces)
+        model = builder.model(s, *spaces)
     load_part(model, state['model'])
-    return LEARNERS[s['learner']].greedy(model, s)
+    return builder.greedy(model, s)

@@ -12,8 +12,6 @@ from torch.nn import functional as F
 from ..steps.core import Steps
 from ..steps.errors import number
 from fastrl_replay.learning.base import (
-    Follows,
-    Learned,
     Learner,
     allowed_next,
     check_batch,
@@ -22,7 +20,6 @@ from fastrl_replay.learning.base import (
     full,
 )
 from fastrl_replay.learning.registry import (
-    NORMS,
     ROW_MEMORIES,
     Builder,
     builds,
@@ -80,8 +77,8 @@ def dqn_errors(
 class DQNLearner(Learner):
     "Deep Q-learning: takes batches, improves `model`, yields records"
 
-    learned = dict(model=Learned())
-    follows = dict(target=Follows('model'))
+    learned = dict(model='lr')
+    follows = dict(target='model')
 
     def __init__(
         self,
@@ -144,13 +141,6 @@ class DQNBuilder(Builder):
     "`learner = dqn`: a `value_net` or a `conv_net`, n-step rows, a replay of rows"
 
     memories = ROW_MEMORIES
-    settings = dict(
-        conservative=(
-            0.0,
-            'for recorded data: how much values of actions that were not taken are held down',
-        ),
-        **NORMS,
-    )
 
     def model(self, s, observations, actions):
         images, hidden = network_layers(s['network'])

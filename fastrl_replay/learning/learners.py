@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/learning/learners.ipynb #014fd375
-from .base import Follows, Learned, Learner, discounts, follow  # noqa: F401
+from .base import Learner, discounts, follow  # noqa: F401
 from .registry import LEARNERS, Builder, SettingsError, builds  # noqa: F401
 from .tabular import QLearner, QTable, q_update  # noqa: F401
 from .dqn import DQNLearner, action_values, dqn_errors  # noqa: F401

@@ -12,18 +12,10 @@ from torch.nn import functional as F
 from ..steps.batches import Sequences
 from ..steps.errors import ArgumentError, ArgumentTypeError, whole
 from ..steps.nested import map_leaves
-from fastrl_replay.learning.base import (
-    Follows,
-    Learned,
-    Learner,
-    allowed_next,
-    check_discrete,
-    full,
-)
+from .base import Learner, allowed_next, check_discrete, full
 from .dqn import action_values
 from .settings import SettingsError, setting_text
 from fastrl_replay.learning.registry import (
-    NORMS,
     Builder,
     builds,
     chosen,
@@ -78,8 +70,8 @@ def r2d2_errors(
 class R2D2Learner(Learner):
     "Recurrent replay: takes batches of sequences, improves `model`, yields records"
 
-    learned = dict(model=Learned())
-    follows = dict(target=Follows('model'))
+    learned = dict(model='lr')
+    follows = dict(target='model')
 
     def __init__(
         self,
@@ -154,7 +146,6 @@ class R2D2Builder(Builder):
     "`learner = r2d2`: a `RecurrentNet`, a replay of sequences"
 
     memories = ('sequences',)
-    settings = NORMS
 
     def model(self, s, observations, actions):
         _, sizes = network_layers(s['network'])
@@ -166,10 +157,8 @@ class R2D2Builder(Builder):
         return normalised(s, observations, net)[0].to(s['device'])
 
     def batches(self, steps, model, s):
-        if 'rounds' in s:
-            steps = s['rounds'](steps)
-        names = 'bs max_sz length burn_in overlap eta alpha beta state ratio warmup seed'
-        return SequenceReplay(steps, store=s.get('store'), **chosen(s, *names.split()))
+        names = 'bs max_sz length burn_in overlap eta alpha beta state ratio warmup seed store'
+        return SequenceReplay(s['rounds'](steps), **chosen(s, *names.split()))
 
     def learner(self, batches, model, s):
         return batches.r2d2(

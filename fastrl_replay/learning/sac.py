@@ -20,9 +20,8 @@ from fastrl_replay.learning.continuous import (
 )
 from ..steps.core import Steps
 from ..steps.errors import number
-from .base import Follows, Learned, Learner, check_batch, discounts, full
+from .base import Learner, check_batch, discounts, full
 from fastrl_replay.learning.registry import (
-    NORMS,
     ROW_MEMORIES,
     Builder,
     builds,
@@ -108,12 +107,8 @@ def temperature_loss(
 class SACLearner(Learner):
     "Soft actor-critic: takes batches, improves `actor` and `critics`, yields records"
 
-    learned = dict(
-        critics=Learned(),
-        actor=Learned(),
-        temperature=Learned(lr='temperature_lr', max_norm=math.inf),
-    )
-    follows = dict(target=Follows('critics', every=1))
+    learned = dict(critics='lr', actor='lr', temperature='temperature_lr')
+    follows = dict(target='critics')
 
     def __init__(
         self,
@@ -127,7 +122,7 @@ class SACLearner(Learner):
         temperature: float = 1.0,  # what being undecided is worth, at first
         temperature_lr: float = None,  # learning rate of the temperature; None: `lr`, 0: constant
         entropy: float = None,  # the one that is wanted; None: minus the numbers of an action
-        max_norm: float = math.inf,  # gradients of actor and critics are scaled down to this norm
+        max_norm: float = math.inf,  # gradients of each model are scaled down to this norm
         optimizer=None,  # parameters → optimizer, instead of Adam
         seed: int = None,  # of the actions that are drawn in an update; None: others each time
     ):
@@ -211,7 +206,6 @@ class SACBuilder(Builder):
     "`learner = sac`: an `actor_net` and `Critics`, n-step rows, a replay of rows"
 
     memories = ROW_MEMORIES
-    settings = dict(temperature=(1.0, 'what being undecided is worth at first'), **NORMS)
     spread = True
 
     def model(self, s, observations, actions):

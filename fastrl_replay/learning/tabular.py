@@ -170,7 +170,7 @@ class TableBuilder(Builder):
         if s['learn_new']:
             steps = Map(steps, _LearnAndPass(QLearner([], model, s['gamma'], s['lr'])))
         return ExperienceReplay(
-            steps, replacement=True, store=s.get('store'), **chosen(s, 'bs', 'max_sz', 'seed')
+            steps, replacement=True, **chosen(s, 'bs', 'max_sz', 'seed', 'store')
         )
 
     def learner(self, batches, model, s):

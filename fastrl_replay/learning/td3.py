@@ -13,9 +13,9 @@ from torch import nn
 from .continuous import BoxBounds, GaussianNoise
 from ..steps.core import Steps
 from ..steps.errors import number
-from .base import Follows, Learned, Learner, check_batch, discounts, full
+from .base import Learner, check_batch, discounts, full
 from .losses import check_shape
-from .registry import NORMS, builds, chosen, scheduled
+from .registry import builds, chosen, scheduled
 from .sac import SACBuilder, critic_loss
 from ..pipe import stage
 
@@ -51,11 +51,9 @@ def td3_actor_loss(
 class TD3Learner(Learner):
     "Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records"
 
-    learned = dict(critics=Learned(), actor=Learned())
-    follows = dict(
-        target=Follows('critics', every='actor_every'),
-        target_actor=Follows('actor', every='actor_every'),
-    )
+    learned = dict(critics='lr', actor='lr')
+    follows = dict(target='critics', target_actor='actor')
+    follow_every = 'actor_every'
 
     def __init__(
         self,
@@ -120,13 +118,6 @@ class TD3Learner(Learner):
 class TD3Builder(SACBuilder):
     "`learner = td3`: an `actor_net` and `Critics`, n-step rows, a replay of rows"
 
-    settings = dict(
-        noise=(0.1, 'standard deviation of what is added to actions, where bounds are -1 and 1'),
-        smoothing=(0.2, 'standard deviation of what is added in targets'),
-        most=(0.5, 'that at most'),
-        actor_every=(2, 'updates of the critics for each of the actor'),
-        **NORMS,
-    )
     spread = False
 
     def policy(self, model, s, episodes):

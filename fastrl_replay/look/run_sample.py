@@ -126,17 +126,11 @@ def table_of(title, rows, head=None):
     return dict(title=title, head=head, rows=[[r.get(k) for k in head] for r in rows])
 
 
-def run_tables(lines, summary, config, recipe):
-    "Return tables of evaluations, shards, times, settings and versions"
+def run_tables(lines, config, recipe):
+    "Return tables of evaluations, shards, settings and versions"
     evals = [m for m in lines if 'eval_return' in m]
     shown = 'env_steps', 'updates', 'eval_return', 'eval_std', 'eval_success', 'eval_episodes'
     shards = next((m['shards'] for m in reversed(lines) if m.get('shards')), [])
-    spent = summary.get('spent') if isinstance(summary.get('spent'), dict) else {}
-    spent = {k: v for k, v in spent.items() if is_number(v) and v > 0}
-    times = [
-        dict(part=k, seconds=v, share=f'{v / sum(spent.values()):.1%}')
-        for k, v in sorted(spent.items(), key=lambda kv: -kv[1])
-    ]
     settings = []
     for k, v in config.get('settings', {}).items():
         usual = setting_text(recipe[k]) if recipe and k in recipe else None
@@ -149,7 +143,6 @@ def run_tables(lines, summary, config, recipe):
     tables = [
         table_of('Evaluations', evals, [n for n in shown if any(n in m for m in evals)]),
         table_of('Shards', dicts_in(shards)),
-        table_of('Time by part', times),
         table_of('Settings', settings, ['setting', 'value', 'recipe']),
         table_of('Versions', origin),
     ]
@@ -183,6 +176,6 @@ def run_sample(
             lead=said,
             facts=result_facts(lines, summary, settings),
             charts=outcome_charts(lines, episodes, solved, events) + metric_charts(lines),
-            tables=run_tables(lines, summary, config, recipe),
+            tables=run_tables(lines, config, recipe),
         )
     )

@@ -4,9 +4,9 @@ import json
 
 import gymnasium as gym, pytest
 
-from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.app.recipes import Agent
 from fastrl_replay.cli import main
-from fastrl_replay.learning.settings import SettingsError
+from fastrl_replay.learning.settings import SettingsError, recipe
 from test_recipes import SET
 
 SMALL = [*SET, 'eval_every=200', 'max_sz=1000']
@@ -45,9 +45,7 @@ def test_an_environment_without_a_threshold_is_never_solved(tmp_path, capsys):
 
 
 def test_a_number_takes_the_place_of_the_threshold_and_back():
-    assert (
-        recipe('dqn', solved='90').settings['solved'] == 90.0
-        and recipe('cartpole', solved='threshold').settings['solved'] == 'threshold'
-    )
+    assert Agent(recipe('dqn', solved='90').settings).solved == 90.0
+    assert Agent(recipe('cartpole', solved='threshold').settings).solved == 475.0
     with pytest.raises(SettingsError, match='solved'):
-        recipe('dqn', solved='often')
+        Agent(recipe('dqn', solved='often').settings)

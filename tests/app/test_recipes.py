@@ -6,20 +6,19 @@ import errno, json, math, os, random, shutil, signal, sys, threading
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
-import fastrl_replay, gymnasium as gym, numpy as np, pytest, torch
+import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
 from fastrl_replay.app import commands
 from fastrl_replay.app.named_envs import read_calls
 from fastrl_replay.app.offline import open_memory
-from fastrl_replay.app.recipe_settings import recipe, recipes
 from fastrl_replay.app.recipes import Agent, evaluate
 from fastrl_replay.app.run_files import read_config, read_metrics
 from fastrl_replay.app.runs import Silent, interruptible, resume, start
 from fastrl_replay.cli import main
 from fastrl_replay.steps.errors import NoRoom
-from fastrl_replay.learning.settings import SettingsError, parse
+from fastrl_replay.learning.settings import SettingsError, recipe, recipes
 from test_cli import no_clock, same_runs
 
 TINY = dict(
@@ -132,8 +131,7 @@ gym.register('TestOdd-v0', Opaque, kwargs=dict(lengths=(3, 4)))
     'line,key,value',
     [
         ('LR = 0.5', 'lr', 0.5),
-        ('network = 8', 'network', 8),
-        ('bs=1e2', 'bs', 100),
+        ('network = 8', 'network', '8'),
         ('lr = 1', 'lr', 1.0),
         ('env = a#b  # ε: this, # and that = so', 'env', 'a#b'),
         ('bs = 8\nbs = 9', None, 'already exists'),
@@ -157,19 +155,11 @@ def test_a_line_of_a_users_file(line, key, value, tmp_path):
         assert found == value and type(found) is type(value)
 
 
-def test_a_recipe_as_text_is_the_recipe():
+def test_a_recipe_as_text_is_the_recipe(tmp_path):
     "What `fastrl-replay recipes NAME` prints can be put into a file"
     for r in recipes().values():
-        again = parse(r.text())[r.name]
-        assert (again.settings, again.comments, again.about) == (r.settings, r.comments, r.about)
-
-
-@pytest.mark.parametrize('names', ['ab', 'ba'])
-def test_own_recipes_like_own_recipes_in_any_order(names, tmp_path):
-    parts = dict(a='[a]\nlike = cartpole\nlr = 0.5\n', b='[b]\nlike = a\nbs = 7\n')
-    (tmp_path / 's.ini').write_text('\n'.join(parts[n] for n in names))
-    found = recipes(tmp_path / 's.ini')['b']
-    assert (found.settings['lr'], found.settings['bs'], found.settings['gamma']) == (0.5, 7, 0.99)
+        (tmp_path / 's.ini').write_text(r.text(), encoding='utf-8')
+        assert recipes(tmp_path / 's.ini')[r.name].settings == r.settings
 
 
 def test_recipes_that_are_like_a_changed_one_change_with_it(tmp_path):
@@ -184,31 +174,14 @@ def test_recipes_that_are_like_a_changed_one_change_with_it(tmp_path):
         recipes(path)
 
 
-def test_the_shipped_file_on_top_of_itself_changes_nothing():
-    path = Path(fastrl_replay.__file__).parent / 'settings.ini'
-    assert recipes(path) == recipes()
-
-
-def test_files_that_belong_to_other_programs(tmp_path, monkeypatch):
-    "Of nbdev 2, and of GTK"
-    monkeypatch.chdir(tmp_path)
-    for text in '[DEFAULT]\nlib_name = x\ndescription = 100% é\n', '[Settings]\ntheme = A\n':
-        (tmp_path / 'settings.ini').write_text(text)
-        assert list(recipes()) == list(
-            recipes(Path(fastrl_replay.__file__).parent / 'settings.ini')
-        )
-
-
 @pytest.mark.parametrize(
     'data,said',
     [
-        (None, 'no such file'),
+        (None, 'a regular file'),
         (b'[mine]\nlike = cartpoel\n', "did you mean 'cartpole'"),
-        (b'[mine]\nlearner = dqn\n', 'like ='),
         (b'lr = 1\n', 'no section headers'),
         (b'[mine]\nlike = 5\n', "'5'"),
         ('[cartpole]  # schön\n'.encode('latin-1'), 'UTF-8'),
-        (b'[cartpole]\nnetwork = 8 ' + b'9' * 5_000 + b'\n', 'network'),
     ],
 )
 def test_a_whole_users_file(data, said, tmp_path, capsys):
@@ -229,15 +202,13 @@ MISTAKES = [  # (line, what it should say)
     ('trian cartpole', "did you mean 'train'"),
     ('train cartpoel', "did you mean 'cartpole'"),
     ('train cartpole --set gama=1', "did you mean 'gamma'"),
-    ('train cartpole --set lr', "got 'lr'; expected key=value"),
     ('train', 'no recipe was named'),
     ('train --resume nowhere', 'no config.json'),
     ('eval nowhere', 'no config.json'),
     ('compare nowhere', 'no config.json'),
     ('recipes taxy', "did you mean 'taxi'"),
-    ('train cartpole --settings no.ini', 'no such file'),
+    ('train cartpole --settings no.ini', 'No such file'),
     ('train cartpole --steps 100', 'more than the warmup'),
-    ('train cartpole --set memory=rank', "setting 'alpha' is missing"),
     ('train cartpole --set envs=0', 'from 1 to'),
     ('train cartpole --set like=taxi', "no setting 'like'"),
     ('train cartpole --set gamma=2', 'gamma'),
@@ -245,16 +216,14 @@ MISTAKES = [  # (line, what it should say)
     ('train cartpole --set eps_start=2', 'eps'),
     ('train cartpole --set lr=nan', 'lr'),
     ('train cartpole --set learner=table', 'observation space'),
-    ('train taxi --set learner=dqn', 'network'),
+    ('train taxi --set learner=dqn memory=none', "no memory 'none'"),
     ('train cartpole-r2d2 --set burn_in=40', 'burn_in'),
     ('train cartpole --set network=0', 'network'),
     ('train cartpole --set steps=1_000,2', 'steps'),
-    ('train taxi --workers 2', "setting 'workers' with eps_factor"),
-    ('train cartpole --steps 1.5', "'1.5'"),
+    ('train taxi --set workers=2', "setting 'workers' with eps_factor"),
+    ('train cartpole --set steps=1.5', "'1.5'"),
     ('train cartpole --seed -1', 'seed'),
-    ('train cartpole --stps 5', '--steps'),
-    ('eval', 'DIR'),
-    ('train cartpole --out /dev/null', 'this is not a directory; got /dev/null'),
+    ('train cartpole --out /dev/null', '/dev/null: Not a directory'),
     ('train cartpole --out /dev/null/x', '/dev/null/x: Not a directory'),
     ('train dqn --env Pendulum-v1', 'a recipe with sac or td3'),
     ('train sac --env CartPole-v1', '.dqn for discrete actions'),
@@ -279,7 +248,7 @@ def test_directories_of_runs(tmp_path, monkeypatch, capsys):
         assert main(['train', 'cartpole', *SET, 'ratio=0.05', *more]) == 0
     names = ['cartpole-Acrobot-v1-seed0', 'cartpole-seed0', 'cartpole-seed0-2']
     assert sorted(p.name for p in Path('runs').iterdir()) == names
-    line = ['train', 'cartpole', '--out', 'a/b', *SET, 'ratio=0.05', '--steps', '1,000']
+    line = ['train', 'cartpole', '--out', 'a/b', *SET, 'ratio=0.05', '--steps', '1_000']
     assert main(line) == 0
     assert wrote('a/b')['env_steps'] == 1000
     capsys.readouterr()
@@ -346,11 +315,11 @@ def mine(tmp_path, monkeypatch):
 def test_an_environment_from_the_working_directory(mine, capsys):
     "In train, --resume and eval, from a file and from --set; all results name it with its wrappers"
     around = f'TimeLimit(max_episode_steps=9), {mine}:Scale(factor=2, by=(3, 1))'
-    Path('settings.ini').write_text(
-        f'[maze]  # my own\nlike = cartpole\nenv = {mine}:OwnMaze-v0(size=4)\nwrappers = {around}\n'
+    Path('mine.ini').write_text(
+        f'[maze]\nlike = cartpole\nenv = {mine}:OwnMaze-v0(size=4)\nwrappers = {around}\n'
     )
     title = f'maze on {mine}:OwnMaze-v0(size=4) with {around}, seed 0'
-    assert main(['train', 'maze', '--out', 'r', *SET]) == 0
+    assert main(['train', 'maze', '--settings', 'mine.ini', '--out', 'r', *SET]) == 0
     assert capsys.readouterr().out.count(title) == 2
     assert wrote('r')['final_return'] == 24.0
     del sys.modules[mine]
@@ -361,7 +330,7 @@ def test_an_environment_from_the_working_directory(mine, capsys):
     assert main(['eval', 'r', '--trust', '--episodes', '2']) == 0
     said = capsys.readouterr().out
     assert f'{title}, after 400 steps' in said
-    assert 'mean return of 2 episodes without exploring: 24.0' in said
+    assert 'mean return of 2 episodes without exploring: 24 ' in said
 
 
 @pytest.mark.parametrize(
@@ -407,7 +376,7 @@ def test_a_wrapper_that_changes_the_action_space(tmp_path):
         ('wrappers={}:Scal(2)', "has no attribute 'Scal'"),
         ('wrappers={}:Scale', "missing 1 required positional argument: 'factor'"),
         ('wrappers=Observe([0, 9])', "Observe([0, 9]) can't be made"),
-        ('wrappers=7', 'a word, as none'),
+        ('wrappers=7', "has no attribute '7'"),
     ],
 )
 def test_a_name_that_is_not_there_is_one_line(setting, said, mine, capsys):
@@ -475,10 +444,10 @@ def test_a_run_whose_module_is_gone(command, mine, tmp_path, capsys, monkeypatch
 # ---- what may change of a run ----
 
 
-@pytest.mark.parametrize('option, value', [('data', 'x.npz'), ('shards', '2'), ('out', 'x')])
+@pytest.mark.parametrize('option, value', [('data', 'x.npz'), ('seed', '2'), ('out', 'x')])
 def test_a_run_that_is_resumed_keeps_its_settings_and_says_so(option, value, whole, capsys):
     said = says(capsys, 'train', '--resume', whole, f'--{option}', value)
-    assert option in said and 'with --resume' in said and 'only --steps can be raised' in said
+    assert option in said and 'with --resume' in said
 
 
 def test_a_run_moves_to_another_device(whole, tmp_path, capsys):
@@ -490,13 +459,13 @@ def test_a_run_moves_to_another_device(whole, tmp_path, capsys):
     for line in ['eval', str(out)], ['train', '--resume', str(out), '--steps', '320']:
         err = says(capsys, *line)
         assert "device; got 'meta'" in err and "'cpu', or 'auto'" in err
-        assert main([*line, '--set', 'device=cpu']) == 0
+        assert main([*line, '--device', 'cpu']) == 0
     assert read_config(out)['settings']['device'] == 'cpu' and main(['eval', str(out)]) == 0
 
 
-@pytest.mark.parametrize('line', ['eval {} --set lr=1', 'train --resume {} --set device=cpu lr=1'])
-def test_nothing_else_of_a_run_can_be_set(line, whole, capsys):
-    assert 'device=' in says(capsys, *line.replace('{}', str(whole)).split())
+def test_nothing_else_of_a_run_can_be_set(whole, capsys):
+    said = says(capsys, 'train', '--resume', whole, '--set', 'device=cpu', 'lr=1')
+    assert 'only steps and device can be changed' in said
 
 
 # ---- learners that others bring ----
@@ -531,14 +500,13 @@ def brought(monkeypatch, tmp_path):
         def learn(self, batch):
             return {**super().learn(batch), **({'rare': 6.0} if self.updates % 4 == 0 else {})}
 
-    monkeypatch.setattr('fastrl_replay.learning.registry.LEARNERS', LEARNERS)
     monkeypatch.setitem(LEARNERS, 'brought', None)
     del LEARNERS['brought']
 
     @builds('brought')
     class BroughtBuilder(Builder):
         memories = ('uniform',)
-        settings = dict(speed=(0.5, 'how fast'))
+        settings = dict(speed=0.5)
 
         def model(self, s, observations, actions):
             return value_net(observations, actions, (8,))
@@ -555,7 +523,7 @@ def brought(monkeypatch, tmp_path):
             return Sometimes(batches, model, lr=s['speed'])
 
     (tmp_path / 's.ini').write_text(
-        '[mine]  # brought\nlike = cartpole\nlearner = brought\nspeed = 0.25\n'
+        '[mine]\nlike = cartpole\nlearner = brought\nspeed = 0.25  # how fast\n'
         '[faster]\nlike = mine\nspeed = 1\n'
     )
     return tmp_path / 's.ini'
@@ -610,16 +578,6 @@ def test_steps_and_updates_are_as_promised(changes, steps, updates, tmp_path):
     "Make `ratio` updates per step beyond the warm-up, with any settings; round steps up to a block"
     s = tiny(tmp_path / 'r', **changes).train()
     assert (s['env_steps'], s['updates']) == (steps, updates)
-
-
-def test_no_updates_is_still_a_run(tmp_path):
-    "Evaluated, reported, stopped and saved on the way"
-    run = tiny(tmp_path / 'r', ratio=0.0)
-    assert stop(run, 170) < 200
-    resume(run.out).train()
-    lines = read_metrics(run.out)
-    assert [m['env_steps'] for m in lines if 'eps' in m][:1] == [50]
-    assert len([m for m in lines if 'eval_return' in m]) == 2
 
 
 def test_episodes_are_a_limit(tmp_path):
@@ -847,8 +805,6 @@ def go_on(out, capsys):
 @pytest.mark.parametrize(
     'name,nth,after',
     [
-        ('config.json', 1, True),
-        ('checkpoint.pt', 1, False),
         ('checkpoint.pt', 1, True),
         ('checkpoint.pt', 2, False),
         ('checkpoint.pt', 3, True),
@@ -899,20 +855,10 @@ def test_metrics_that_were_cut(what, whole, tmp_path):
     assert no_clock(read_metrics(tmp_path / 'r')) == no_clock(read_metrics(whole))[first:]
 
 
-def test_unknown_keys_in_config_do_no_harm(whole, tmp_path):
-    "A later version may write more"
-    out = shutil.copytree(whole, tmp_path / 'r')
-    config = json.loads((out / 'config.json').read_text())
-    config['settings']['later'] = 3
-    config['also'] = {}
-    (out / 'config.json').write_text(json.dumps(config))
-    assert resume(out, 400).train()['env_steps'] == 400
-
-
 def test_more_steps_and_a_rate_that_ends(tmp_path):
     "The schedule is stretched to the new end; while it trains, nothing says that it has ended"
     tiny(tmp_path / 'r', 'cartpole-per', lr=1e-2, lr_end=1e-4).train()
-    run = resume(tmp_path / 'r', 500)
+    run = resume(tmp_path / 'r', dict(steps=500))
     assert not (tmp_path / 'r/summary.json').exists()
     part = run.agent.pipe.updates / round(400 * 0.5)
     assert run.agent.pipe.rate() == pytest.approx(1e-2 + (1e-4 - 1e-2) * part)
@@ -945,22 +891,6 @@ def test_a_second_ctrl_c_breaks_off_and_the_checkpoint_stays(whole, tmp_path, ca
 # ---- the command, from the outside of a run ----
 
 
-@pytest.mark.parametrize('args', [['train', 'cartpole', '--out', ''], ['compare', '']])
-def test_a_directory_that_is_no_word(args, capsys):
-    "As of a variable that isn't set: it isn't taken for the default"
-    assert "'': expected a directory" in says(capsys, *args)
-
-
-@pytest.mark.parametrize('data', [b'lr = 1\n', b'\xff\xfe[\x00'])
-def test_a_broken_file_in_the_working_directory(data, tmp_path, capsys, monkeypatch):
-    "Each command says which file it is"
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'settings.ini').write_bytes(data)
-    for line in ['recipes'], ['train', 'cartpole']:
-        err = says(capsys, *line)
-        assert 'settings.ini' in err and ('--settings FILE' in err or 'UTF-8' in err)
-
-
 def test_the_printed_lines_can_be_typed(tmp_path, monkeypatch, capsys):
     "Also if the directory has a space in its name, and its environment wants --trust"
     import re, shlex
@@ -983,13 +913,11 @@ def test_eval_of_an_unfinished_run(tmp_path, capsys):
     assert f'after {at} steps' in capsys.readouterr().out
 
 
-def test_a_run_without_a_checkpoint_can_be_begun_again(tmp_path, capsys):
-    "Killed before a checkpoint: --resume and eval say to start it again, and that works"
+def test_a_run_without_a_checkpoint_says_so(tmp_path, capsys):
+    "Killed before a checkpoint"
     tiny(tmp_path / 'r')
-    assert 'start it again' in says(
-        capsys, 'train', '--resume', tmp_path / 'r'
-    ) and 'start it again' in says(capsys, 'eval', tmp_path / 'r')
-    assert main(['train', 'cartpole', '--out', str(tmp_path / 'r'), *SET]) == 0
+    for line in ['train', '--resume'], ['eval']:
+        assert 'start the run again' in says(capsys, *line, tmp_path / 'r')
 
 
 def test_without_matplotlib_or_tensorboard(tmp_path, monkeypatch, capsys):
@@ -997,10 +925,9 @@ def test_without_matplotlib_or_tensorboard(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
     monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
     line = ['train', 'cartpole', '--out', tmp_path / 'r', *SET]
-    assert 'pip install tensorboard' in says(capsys, *line, '--tensorboard')
-    assert not (tmp_path / 'r').exists()
+    board = ['train', 'cartpole', '--out', tmp_path / 'b', *SET, '--steps', 310, '--tensorboard']
+    assert "pip install 'fastrl_replay[tensorboard]'" in says(capsys, *board)
     assert main([str(a) for a in line]) == 0
-    assert 'pip install matplotlib' in capsys.readouterr().out
     assert (tmp_path / 'r/summary.json').exists() and not (tmp_path / 'r/returns.png').exists()
 
 
@@ -1117,10 +1044,10 @@ def test_an_offline_run_that_is_stopped_goes_on_without_its_data(recordings, tmp
 def test_what_is_no_data_is_said_before_a_run_begins(tmp_path, monkeypatch, data, said):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('MINARI_DATASETS_PATH', str(tmp_path))
-    n = 0 if data.startswith('empty') else 4
+    n, wide = (0, 4) if data.startswith('empty') else (4, 6)
     some = dict(
-        state=np.zeros((n, 6), np.float32),
-        next_state=np.zeros((n, 6), np.float32),
+        state=np.zeros((n, wide), np.float32),
+        next_state=np.zeros((n, wide), np.float32),
         action=np.zeros(n, int),
         reward=np.zeros(n),
         terminated=np.zeros(n, bool),

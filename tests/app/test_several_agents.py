@@ -6,7 +6,7 @@ import json, sys
 
 import numpy as np, pytest
 
-from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.learning.settings import recipe
 from fastrl_replay.app.recipes import Agent, evaluate
 from fastrl_replay.app.runs import resume, start
 from fastrl_replay.cli import main

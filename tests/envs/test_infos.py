@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from fastrl_replay.all import *
 from fastrl_replay.pipe import as_worker
 from fastrl_replay.cli import main
-from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.learning.settings import recipe
 from fastrl_replay.app.recipes import Agent, play_episodes
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import resume, start

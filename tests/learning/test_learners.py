@@ -524,21 +524,6 @@ def test_a_chain_goes_on_from_a_file(kind, stop):
     assert same(a.opt.state_dict(), b.opt.state_dict())
 
 
-def test_a_chain_with_a_table_goes_on_from_a_file():
-    def make():
-        blocks = [Steps(fill(4, Discrete(5), seed=i)) for i in range(30)]
-        replay = PrioritizedReplay(blocks, 6, 40, kind='rank', seed=1)
-        return replay.q_learn(QTable(Discrete(5), Discrete(3)), lr=LinearSchedule(0.5, 0.1, 20))
-
-    a, b = make(), make()
-    running = iter(a)
-    list(islice(running, 11))
-    b.load_state_dict(state_of(a))
-    assert list(running) == list(b)
-    assert np.array_equal(a.table.values, b.table.values)
-    assert a.updates == b.updates
-
-
 @pytest.mark.parametrize('kind', ['dqn', 'r2d2'])
 def test_a_chain_pickles_whole(kind):
     "The policy's network is still the learner's; the target and the optimizer begin again"
@@ -676,30 +661,6 @@ def test_the_target_has_no_dice():
     assert torch.equal(a, b)
 
 
-def test_a_failing_model_leaves_weights():
-    "The error comes through, and the learner goes on"
-
-    class Fails(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.fails = mlp(), False
-
-        def forward(self, x):
-            if self.fails:
-                raise RuntimeError('no luck')
-            return self.net(x)
-
-    learner, plain = DQNLearner([], Fails(), lr=0.1), DQNLearner([], mlp(), lr=0.1)
-    for k in range(3):
-        before = state_of(learner)
-        learner.model.fails = True
-        with pytest.raises(RuntimeError, match='no luck'):
-            learner.learn(Steps(fill(5, seed=k)))
-        assert same(state_of(learner), before)
-        learner.model.fails = False
-        assert learner.learn(Steps(fill(5, seed=k))) == plain.learn(Steps(fill(5, seed=k)))
-
-
 class Says(nn.Module):
     "A model whose answer is bent"
 
@@ -741,7 +702,7 @@ def test_an_error_above_comes_through():
 @pytest.mark.parametrize('name', ['cartpole', 'cartpole-r2d2', 'pendulum-sac'])
 def test_networks_in_bfloat16_learn_nearly_the_same(name):
     "A checkpoint stays in single precision; losses are near those of float32"
-    from fastrl_replay.app.recipe_settings import recipe
+    from fastrl_replay.learning.settings import recipe
     from fastrl_replay.app.recipes import Agent
 
     def records(**given):

@@ -14,9 +14,6 @@ from fastrl_replay.learning.losses import (
     rescale,
     unrescale,
 )
-from fastrl_replay.stages.nstep import NStep
-from fastrl_replay.testing import script, scripted_steps
-from fastrl_replay.steps.core import Steps
 from strategies import cases
 
 nan, inf, T, F = float('nan'), float('inf'), True, False
@@ -152,21 +149,6 @@ def test_targets_can_be_differentiated():
     "With respect to all three"
     inputs = [randn(2, 5, seed=i).requires_grad_() for i in range(3)]
     assert torch.autograd.gradcheck(lambda *a: n_step_targets(*a, 3), inputs)
-
-
-@pytest.mark.parametrize('n', [1, 2, 3, 5, 50])
-def test_the_stage_and_the_function_agree(n):
-    "Episodes merged row by row, and whole: the same targets"
-    for length in 1, 4, -4, -9:
-        rows = Steps.cat(scripted_steps([script(length)], abs(length)))
-        value = randn(len(rows))
-        merged = Steps.cat(list(NStep([rows], n, 0.9))).rows
-        ends = merged['step_n'] - 1 + merged['n'] - 1
-        discount = 0.9 * (~rows.terminated).double()
-        want = merged['reward'] + merged['discount'] * value.numpy()[ends]
-        np.testing.assert_allclose(
-            n_step_targets(rows.reward.double(), discount, value, n), want, rtol=1e-6
-        )
 
 
 # ---- two networks ----

@@ -8,7 +8,6 @@ from torch import nn
 from fastrl_replay.all import (
     DQNLearner,
     EpsGreedy,
-    GaussianNoise,
     PrioritizedReplay,
     RecurrentNet,
     SquashedGaussian,
@@ -19,9 +18,9 @@ from fastrl_replay.all import (
     step_dtype,
     value_net,
 )
-from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.learning.settings import recipe
 from fastrl_replay.app.recipes import Agent
-from fastrl_replay.learning.networks import Branches, part_sizes
+from fastrl_replay.learning.networks import part_sizes
 from fastrl_replay.testing import through_file
 from strategies import cases
 
@@ -172,29 +171,3 @@ def actor(size):
 
 
 BOX = Box(np.float32([-2, 0]), np.float32([2, 5]))
-POLICIES = {
-    'parts': lambda seed, random, net=Branches(2, (2, 3)): EpsGreedy(net, 0.2, seed, random=random),
-    'sac': lambda seed, random: SquashedGaussian(actor(4), BOX, random=random, seed=seed),
-    'td3': lambda seed, random: GaussianNoise(actor(2), BOX, 0.1, random, seed),
-}
-
-
-@pytest.mark.parametrize('kind', ['parts', 'sac', 'td3'])
-def test_the_first_actions_are_drawn_evenly_and_go_on_exactly(kind):
-    "A restart comes before, at and after the end of the random actions"
-    make, states = POLICIES[kind], torch.zeros(2, 2)
-    many = make(0, 4000)
-    drawn = np.concatenate([many(states) for _ in range(2000)])
-    if kind == 'parts':
-        for column, n in zip(drawn.T, (2, 3)):
-            assert abs(np.bincount(column, minlength=n) / 4000 - 1 / n).max() < 0.04
-    else:
-        np.testing.assert_allclose(drawn.mean(0), [0, 2.5], atol=0.15)
-        np.testing.assert_allclose(drawn.std(0), [4 / 12**0.5, 5 / 12**0.5], atol=0.15)
-    for k in 2, 3, 5:
-        a, b = make(1, 6), make(2, 6)
-        for _ in range(k):
-            a(states)
-        b.load_state_dict(through_file(a.state_dict()))
-        for _ in range(6):
-            np.testing.assert_array_equal(a(states), b(states))

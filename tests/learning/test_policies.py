@@ -75,17 +75,6 @@ def test_it_throws_the_plain_dice(n, actions, eps, seed, calls):
         assert policy.asked == plain.asked
 
 
-def test_each_action_has_its_probability():
-    "1-ε+ε/5 for the best, ε/5 for each other, in each environment: five standard deviations"
-    n, best, eps = 20_000, (2, 0, 4), np.array([0.0, 0.2, 1.0])
-    policy = EpsGreedy(prefers(*best), eps, seed=5)
-    taken = np.stack([policy(states(3)) for _ in range(n)])
-    for e in range(3):
-        for a in range(5):
-            p = eps[e] / 5 + (1 - eps[e]) * (a == best[e])
-            assert abs((taken[:, e] == a).mean() - p) <= 5 * math.sqrt(p * (1 - p) / n) + 1e-12
-
-
 def test_no_other_code_changes_it():
     "Global generators, another policy; seeds differ, and no seed is another one each time"
 

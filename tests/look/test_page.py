@@ -107,19 +107,13 @@ def test_the_figure_has_the_charts_of_the_sample(kind):
 
 
 def test_a_run_tells_its_results_and_names_its_curves():
-    s = a_run(
-        summary=dict(
-            final_return=31.5, solved=475, solved_at_step=None, spent=dict(learner=3.0, reports=1.0)
-        )
-    )
+    s = a_run(summary=dict(final_return=31.5, solved=475, solved_at_step=None))
     assert s['facts']['final return (20 episodes, no exploration)'] == 31.5
     titles = [c['title'] for c in s['charts']]
     assert titles[0] == 'Return' and {'Loss', 'Updates per second', 'Steps per episode, mean'} <= {
         *titles
     }
     assert s['charts'][0]['levels'] == [[475, 'solved']]
-    (times,) = (t for t in s['tables'] if t['title'] == 'Time by part')
-    assert times['rows'] == [['learner', 3, '75.0%'], ['reports', 1, '25.0%']]
 
 
 # ---- in a browser ----

@@ -7,7 +7,7 @@ import json
 import numpy as np, pytest
 from gymnasium import spaces
 
-from fastrl_replay.app.watching import Watch, WatchedMemory
+from fastrl_replay.app.watching import Watch, watched_in
 from fastrl_replay.cli import main
 from fastrl_replay.look.sample import memory_sample
 from fastrl_replay.memory.frames import Frames
@@ -75,7 +75,7 @@ def test_a_wrong_reference_to_a_frame_is_named_by_pages(damaged, capsys, tmp_pat
     assert main(['memory', str(damaged), '--html', str(tmp_path / 'page.html')]) == 2
     said = capsys.readouterr().err
     assert str(damaged) in said and 'is damaged' in said
-    _, page = Watch([WatchedMemory(damaged)])('data/0')
+    _, page = Watch(watched_in([damaged]))('data/0')
     assert b'is damaged' in page
 
 

@@ -333,10 +333,10 @@ def test_ranks_end_with_their_launcher(tmp_path):
     'changes, said',
     [
         (
-            ['cartpole', '--shards', '2'],
+            ['cartpole', '--set', 'shards=2'],
             "setting 'shards' with 2 learners .* Remedy: --set shards=0",
         ),
-        (['cartpole', '--set', 'bs=33'], 'expected a multiple of 2. Remedy: --set bs=34'),
+        (['cartpole', '--set', 'bs=33'], 'a multiple of the 2 learners. Remedy: --set bs=34'),
     ],
 )
 def test_what_ranks_cannot_have_is_refused_at_once(tmp_path, changes, said):

@@ -11,7 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fastrl_replay.look.sample import samples_of
 from fastrl_replay.all import *
-from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.learning.settings import recipe
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import Silent, resume, start
 from fastrl_replay.pipe import worker_info

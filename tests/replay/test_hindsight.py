@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from fastrl_replay.all import *
 from fastrl_replay.envs import bitflip  # noqa: F401 (registers the game)
 from fastrl_replay.steps.row_dtypes import extend_dtype
-from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.learning.settings import recipe
 from fastrl_replay.app.recipes import Agent, make_env
 from fastrl_replay.pipe import WorkerInfo
 from fastrl_replay.replay.hindsight import STRATEGIES

@@ -27,7 +27,7 @@ from fastrl_replay.all import (
     scripted_steps,
     value_net,
 )
-from fastrl_replay.app.recipe_settings import recipe
+from fastrl_replay.learning.settings import recipe
 from fastrl_replay.app.recipes import Agent
 from fastrl_replay.learning.settings import SettingsError
 from fastrl_replay.testing import same, through_file
