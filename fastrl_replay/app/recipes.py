@@ -33,7 +33,8 @@ from fastrl_replay.parallel.engines import (
     set_generators,
 )
 from ..parallel.ranks import Alone, RankError, RankWeights, Rounds
-from ..parallel.stage import Parallel, as_engine
+from ..parallel.ray_engine import RayEngine
+from ..parallel.stage import Parallel
 from ..pipe import Pipe, WorkerInfo
 from ..replay.replay import as_fraction
 from ..steps.states import anything, checked
@@ -460,7 +461,9 @@ RANGES = {  # setting → lowest and highest
 # %% ../../nbs/app/recipes.ipynb #c3665522
 def _spread(stage, n, s):
     "`n` copies of a chain, as the settings say"
-    engine = as_engine(s['engine'], address=setting(s, 'address'))
+    engine = s['engine']
+    if engine == 'ray':
+        engine = RayEngine(address=setting(s, 'address'))
     return Parallel(stage, n, engine=engine, restarts=s['restarts'], ordered=s['ordered'])
 
 
