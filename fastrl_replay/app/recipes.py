@@ -32,7 +32,7 @@ from fastrl_replay.parallel.engines import (
     seed_generators,
     set_generators,
 )
-from ..parallel.ranks import Alone, RankError, RankWeights, Rounds
+from ..parallel.ranks import RankError, Ranks, RankWeights, Rounds
 from ..parallel.ray_engine import RayEngine
 from ..parallel.stage import Parallel
 from ..pipe import Pipe, WorkerInfo
@@ -193,7 +193,7 @@ class Agent:
         spaces=None,  # of observations and actions, that the environment must have; None: any
         run=None,  # is told of steps: `came(rows)`, `between()` and `stop`
     ):
-        self.settings, self.ranks = settings, ranks or Alone(settings.get('ranks', 1))
+        self.settings, self.ranks = settings, ranks or Ranks(alone=settings.get('ranks', 1))
         self.run = run
         try:
             _check(settings)

@@ -6,9 +6,9 @@
 __all__ = ['RayEngine']
 
 # %% ../../nbs/parallel/ray_engine.ipynb #e802e10c
-import os, pickle, sys
+import pickle
 import torch
-from ..steps.errors import not_installed, number, problem
+from ..steps.errors import not_installed, number
 from .engines import Served, Weights, seed_generators, write
 from ..pipe import as_worker
 
@@ -108,16 +108,6 @@ class RayEngine:
     def cluster(self):
         "Ray, connected"
         ray = _ray()
-        if _forks:
-            raise RuntimeError(
-                problem(
-                    'RayEngine',
-                    'Ray does not work in a fork of a process that uses it',
-                    f'process {os.getpid()}',
-                    remedy="start it by 'spawn' or 'forkserver', workers of a DataLoader by "
-                    "multiprocessing_context='spawn'",
-                )
-            )
         if not ray.is_initialized():
             ray.init(
                 self.address, log_to_driver=False, include_dashboard=False, logging_level='ERROR'
@@ -149,16 +139,3 @@ class RayEngine:
         finally:
             for w in links:
                 w.kill()
-
-# %% ../../nbs/parallel/ray_engine.ipynb #d8fba954
-_forks = []  # this process, where it is a fork of one that was connected
-
-
-def _note_fork():
-    ray = sys.modules.get('ray')
-    if hasattr(ray, 'is_initialized') and ray.is_initialized():
-        _forks.append(os.getpid())
-
-
-if hasattr(os, 'register_at_fork'):
-    os.register_at_fork(after_in_child=_note_fork)

@@ -14,19 +14,11 @@ from ..envs.envstate import decode, encode, encoded
 from ..steps.compiled import interrupts_wait
 from ..steps.batches import each_of
 from ..steps.core import Steps, pack, set_replay, unpack
-from fastrl_replay.steps.errors import (
-    ArgumentError,
-    NotEnoughRows,
-    StaleKey,
-    StateError,
-    choice,
-    problem,
-    whole,
-)
-from ..steps.states import anything, checked, flag, integer, listed
+from ..steps.errors import ArgumentError, NotEnoughRows, choice, problem, whole
+from ..steps.states import anything, checked, exactly, flag, integer, listed
 from .engines import ChainCopy, Worker, WorkerError, batches_in, outline
 from ..steps.locks import DrawOrderLock
-from ..pipe import Items, Pipe, WorkerInfo, stage, upstream, worker_info
+from ..pipe import Pipe, WorkerInfo, stage, worker_info
 from .processes import Processes
 from .ray_engine import RayEngine
 from .shards import by_shard, weight_scales
@@ -82,17 +74,6 @@ class Parallel(Pipe):
         # the copies have the state of the chain above
         self.source_elsewhere = self.reads_anew = self.num_workers > 0
         self.draws_batches = isinstance(source, Pipe) and source.drawn_from is not None
-        first = source
-        while upstream(first) is not None:
-            first = upstream(first)
-        if self.num_workers > 1 and isinstance(first, Items) and not self.has_envs:
-            raise ArgumentError(
-                'Parallel',
-                'the chain above it has no environments',
-                first,
-                'a stepper, of which each worker has one',
-                'every worker would give these same items',
-            )
         # of a shard: the number that its key 0 has here
         self._first_keys = [0] * self.num_workers
         # what was loaded and is not yet in use; how many workers were restarted
@@ -381,23 +362,14 @@ class Parallel(Pipe):
         if not self._workers:
             self.stale += len(keys)  # they were closed
             return
-        told = []
         for rank, mine in by_shard(keys, self.num_workers):
             own = keys[mine] // self.num_workers - self._first_keys[rank]
-            w = self._workers[rank]
-            if own.max() > w.newest:
-                raise StaleKey(
-                    'Parallel',
-                    f'key {keys[mine][own.argmax()]} was never given out',
-                    remedy="give the batch's `index`",
-                )
-            told.append((w, own, td[mine]))
-        for w, own, errors in told:
             # keys that it had in an earlier life are stale
             there = own >= 0
+            w = self._workers[rank]
             w.stale += int((~there).sum())
             if there.any():
-                w.told.append((own[there], errors[there]))
+                w.told.append((own[there], td[mine][there]))
 
     def _weigh(self, w, chunk):
         "Bring the weights of the batches of this chunk to a scale that is that of all shards"
@@ -451,14 +423,6 @@ class Parallel(Pipe):
 
     def ask_shards(self, f, *args) -> list:
         "Return what a function returns for the replay of each shard, where it is"
-        if not self.draws_batches:
-            raise ArgumentError(
-                'Parallel',
-                'look',
-                'no shards',
-                'workers whose chain ends in a replay',
-                'look into the replay that takes in their rows',
-            )
         self._open()
         self._fetch_all()
         return [self._result(w, 'look', f, *args) for w in self._workers]
@@ -496,19 +460,10 @@ class Parallel(Pipe):
         "An error where a checkpoint is of other workers"
         if not state or not self.num_workers:
             return
-        settings = checked('Parallel', dict(settings=anything), state, more=True)['settings']
-        if repr(settings) != repr(self._settings()):
-            raise StateError(
-                'Parallel',
-                'a checkpoint of other settings',
-                settings,
-                self._settings(),
-                'build the chain that was saved',
-            )
         state = checked(
             'Parallel',
             dict(
-                settings=anything,
+                settings=exactly(self._settings()),
                 turn=integer(0, self.num_workers - 1),
                 counts=listed(integer(), 4),
                 workers=listed(_WORKER, self.num_workers),

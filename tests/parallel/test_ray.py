@@ -1,6 +1,6 @@
 """Workers as Ray actors: the tests of shards again, and what is lost with an actor or machine."""
 
-import faulthandler, multiprocessing, os, signal, sys, time
+import faulthandler, os, signal, time
 from itertools import islice
 
 import pytest, torch
@@ -237,26 +237,3 @@ def test_an_actor_that_is_stuck_is_named(monkeypatch):
     with pytest.raises(RuntimeWarning, match=r'worker 0 of 1 has given no answer for 0 seconds'):
         list(islice(blocks, 3))
     pipe.close()
-
-
-class Connected:
-    "As Ray is in a program that is connected"
-
-    def is_initialized(self):
-        return True
-
-
-def test_a_fork_of_a_program_with_ray_says_so(monkeypatch):
-    "Where a call would wait without end"
-    ray = Connected()
-    monkeypatch.setattr(ray_engine, '_ray', lambda: ray)
-    monkeypatch.setitem(sys.modules, 'ray', ray)
-
-    def child():
-        with pytest.raises(RuntimeError, match='Ray does not work in a fork'):
-            RayEngine().cluster
-
-    process = multiprocessing.get_context('fork').Process(target=child)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
