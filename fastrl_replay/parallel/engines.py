@@ -233,19 +233,17 @@ class Served:
 
     def answer(self, what, feedback, line, args) -> bytes:
         "Return a pickle: the request, what was asked for, and an error; 'told': of the feedback"
-        value = None
+        value = dict(items=[], facts=[], news=[])
         error = None
-        asked = what
+        done = 'told'
         try:
             if self.chain is None:
                 self._begin(line)
             self.weights.refresh(self.own, self.seen, line)
-            what = 'told'
             for keys, td in feedback:
                 self.replay.update_priorities(keys, td)
-            what = asked
+            done = what
             if what == 'next':
-                value = dict(items=[], facts=[], news=[])
                 self._make(value, *args)
             elif what == 'save':
                 value = save_chain(self.chain)
@@ -258,10 +256,10 @@ class Served:
         except BaseException as e:
             error = format_error(e)
         try:
-            return pickle.dumps((what, value, error))
+            return pickle.dumps((done, value, error))
         except Exception as e:
             # an item that can't travel
-            return pickle.dumps((what, None, format_error(e)))
+            return pickle.dumps((done, None, format_error(e)))
 
     def close(self):
         "Close the chain"
@@ -332,7 +330,9 @@ class Worker:
         # what its replay said of the last batch; the last key
         self.facts = None
         self.newest = -1
-        self.heard()
+        # when it was asked, and how many seconds later it is called silent
+        self.since = monotonic()
+        self.patience = link.patience
 
     def wants(self) -> bool:
         "Should a chunk be asked for? Past the end, a restored worker would begin the next pass"
@@ -343,11 +343,6 @@ class Worker:
         return self.over and all(
             c['begun'] and not c['items'] and c['error'] is None for c in self.chunks
         )
-
-    def heard(self):
-        "Note that nothing is to be waited for since now"
-        self.since = monotonic()
-        self.patience = self.link.patience
 
     def warn_of_silence(self):
         "Warn if there was no answer for `patience` seconds, and when the time has doubled"

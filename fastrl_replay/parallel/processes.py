@@ -72,7 +72,6 @@ class _Process:
             target=_work,
             args=(self.conn, theirs, self.lines, ends, info, seed, data, weights, chunk),
             daemon=True,
-            name=f'worker {info.rank} of {info.world_size}',
         )
         self.process.start()
         theirs.close()

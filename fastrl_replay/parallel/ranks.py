@@ -18,8 +18,8 @@ from ..pipe import Pipe, WorkerInfo, as_worker, stage, upstream
 from ..replay.replay import Replay
 from ..stages.journal import Collected, Gather
 from ..steps.batches import each_of
-from ..steps.errors import ArgumentError, Explained, StateError, number
-from ..steps.states import checked, integer
+from ..steps.errors import ArgumentError, Explained, number
+from ..steps.states import checked, exactly
 
 # %% ../../nbs/parallel/ranks.ipynb #16a24fdf
 class RankError(Explained, RuntimeError):
@@ -266,16 +266,7 @@ class Rounds(Collected):
         return dict(Collected.snapshot(self), ranks=self.ranks.size)
 
     def check_state(self, state):
-        now = self.ranks.size
-        n = checked('Rounds', dict(ranks=integer(1)), state, more=True)['ranks']
-        if n != now:
-            raise StateError(
-                'Rounds',
-                'a checkpoint of another number of ranks',
-                now,
-                n,
-                f'torchrun --nproc-per-node {n} (ranks keep rows), or a new run with its weights',
-            )
+        state = checked('Rounds', dict(ranks=exactly(self.ranks.size)), state, more=True)
         return Collected.check_state(self, {k: v for k, v in state.items() if k != 'ranks'})
 
 # %% ../../nbs/parallel/ranks.ipynb #1a2acffa

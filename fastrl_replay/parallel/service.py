@@ -61,7 +61,6 @@ class Shard:
         self.collectors = 0
         # (program, its env_id) → env_id here
         self.env_numbers = {}
-        self.changed = asyncio.Event()
 
     async def call(self, method: str, *args) -> tuple:
         "Return the first key of the memory, and what a method returns or raises"
@@ -111,13 +110,7 @@ class Shard:
                     'see that collectors add rows and a learner draws, '
                     'or connect(…, limit=) to wait longer',
                 )
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.changed.wait(), end - monotonic())
-
-    def wake(self):
-        "Let all waiting calls check again"
-        self.changed.set()
-        self.changed = asyncio.Event()
+            await asyncio.sleep(0.001)
 
     async def settings(self) -> tuple:
         "Return what a program must know: the number of shards and the batch size"
@@ -138,7 +131,6 @@ class Shard:
         keys = self.replay.add(self.renumbered(program, steps))
         beyond = self.replay.memory.added - (self.replay.warmup or 0)
         self.rows += min(n, max(beyond, 0))
-        self.wake()
         return (self.first_key + keys) * self.n_shards + self.rank
 
     def renumbered(self, program, steps):
@@ -159,7 +151,6 @@ class Shard:
         )
         batch = self.replay.sample(n).to('cpu')
         self.batches += 1
-        self.wake()
         index = each_of(batch).rows['index']
         index[...] = (self.first_key + index) * self.n_shards + self.rank
         return pickle.dumps(batch)
@@ -234,7 +225,7 @@ class Service(Pipe):
         self.open()
 
     def __iter__(self):
-        for _ in self.due_batches():
+        while True:
             yield self.sample()
 
     def __len__(self):

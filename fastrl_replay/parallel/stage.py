@@ -249,7 +249,8 @@ class Parallel(Pipe):
 
     def _request(self, w, what, *args):
         "Send a request, weights, and the feedback so far; return what finds the answer"
-        w.heard()
+        w.since = monotonic()
+        w.patience = w.link.patience
         told = w.told
         w.told = []
         return w.link.request(what, told, self._tensors, *args)
