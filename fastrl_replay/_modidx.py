@@ -2508,6 +2508,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                   'fastrl_replay/parallel/ray_engine.py'),
                                                    'fastrl_replay.parallel.ray_engine._Stored.__getstate__': ( 'parallel/ray_engine.html#_stored.__getstate__',
                                                                                                                'fastrl_replay/parallel/ray_engine.py'),
+                                                   'fastrl_replay.parallel.ray_engine._Stored.__init__': ( 'parallel/ray_engine.html#_stored.__init__',
+                                                                                                           'fastrl_replay/parallel/ray_engine.py'),
                                                    'fastrl_replay.parallel.ray_engine._Stored.store': ( 'parallel/ray_engine.html#_stored.store',
                                                                                                         'fastrl_replay/parallel/ray_engine.py'),
                                                    'fastrl_replay.parallel.ray_engine._ray': ( 'parallel/ray_engine.html#_ray',

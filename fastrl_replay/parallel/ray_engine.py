@@ -26,8 +26,12 @@ class _Stored(Weights):
 
     ref = None
 
+    def __init__(self, tensors, actors):
+        super().__init__(tensors)
+        self.actors = actors  # makes actors
+
     def __getstate__(self):
-        return dict(vars(self), newest=None, ref=None)
+        return dict(vars(self), newest=None, ref=None, actors=None)
 
     def store(self, tensors):
         "Return what finds these numbers in the store"
@@ -116,12 +120,13 @@ class RayEngine:
 
     def weights(self, tensors):
         "Return weights that go to the object store, from which workers take them"
-        return _Stored(tensors)
+        how = dict(max_restarts=0, max_task_retries=0, **self.needs)
+        return _Stored(tensors, self.cluster.remote(**how)(_Actor))
 
     def start(self, info, seed, data, weights, chunk):
         "Start an actor with a chain"
-        remote = self.cluster.remote(**self.needs, max_restarts=0, max_task_retries=0)(_Actor)
-        return _Remote(remote.remote(info, seed, data, weights, chunk), weights, self.patience)
+        actor = weights.actors.remote(info, seed, data, weights, chunk)
+        return _Remote(actor, weights, self.patience)
 
     def wait(self, replies, seconds: float = 1) -> list:
         "Wait for these answers; return those that are there, or will never be"
