@@ -218,7 +218,7 @@ if __name__ == '__main__':
     if args[-1:] == ['guest']:
         torch.distributed.init_process_group('gloo')
         args.pop()
-    with Ranks(timeout=timeout, patience=2.0) as ranks:
+    with Ranks(timeout=timeout) as ranks:
         if name == 'equal':
             equal(args[0], ranks)
         else:

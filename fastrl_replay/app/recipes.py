@@ -36,8 +36,9 @@ from fastrl_replay.parallel.engines import (
     seed_generators,
     set_generators,
 )
-from ..parallel.ranks import Alone, RankWeights, Rounds
-from ..parallel.stage import Parallel, as_engine
+from ..parallel.ranks import Ranks, RankWeights, Rounds
+from ..parallel.ray_engine import RayEngine
+from ..parallel.stage import Parallel
 from ..pipe import Pipe, WorkerInfo
 from ..replay.replay import as_fraction
 from ..steps.states import anything, checked
@@ -135,7 +136,7 @@ class Agent:
         run=None,  # is told of steps: `came(rows)`, `between()` and `stop`
     ):
         _check(settings)
-        self.ranks = ranks or Alone(settings['ranks'])
+        self.ranks = ranks or Ranks(alone=settings['ranks'])
         self.run = run
         device = device_of('setting', settings['device']) or 'cpu'
         if device == 'cuda' and self.ranks.size > 1:  # each has a different GPU
@@ -383,7 +384,9 @@ def _divides(s, key, n, parts):
 # %% ../../nbs/app/recipes.ipynb #c3665522
 def _spread(stage, n, s):
     "Return `n` copies of a chain, as the settings say"
-    engine = as_engine(s['engine'], address=setting(s, 'address'))
+    engine = s['engine']
+    if engine == 'ray':
+        engine = RayEngine(address=setting(s, 'address'))
     return Parallel(stage, n, engine=engine, restarts=s['restarts'], ordered=s['ordered'])
 
 

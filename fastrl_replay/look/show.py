@@ -137,7 +137,6 @@ WORKER_CHARTS = dict(
     row_age='mean age of sampled rows',
     items='items returned',
     weights_age='items since their weights',
-    waiting='items waiting',
     restarts='restarts',
 )
 
@@ -157,7 +156,7 @@ def show(self):
     if isinstance(self, Parallel):
         stats = self.stats()
         workers = stats['workers']
-        title = f'{len(workers)} workers, {stats["items"]:,} items in {stats["seconds"]:,.0f} s'
+        title = f'{len(workers)} workers, {stats["items"]:,} items'
         charts = [
             bars_by(text, [w[n] for w in workers], 'worker')
             for n, text in WORKER_CHARTS.items()

@@ -114,18 +114,9 @@ class Prefetch(Holding):
         drawn = listed(dict(batch=block, pair=flag))
         state = checked('Prefetch', dict(drawn=drawn, over=flag), state)
         for d in state['drawn']:
-            index = getattr(d['batch'], 'index', None)  # to tell the replay how it went
-            if (
-                index is None
-                or index.dtype != torch.int64
-                or tuple(index.shape) != (len(d['batch']),)
-            ):
-                raise StateError(
-                    'Prefetch',
-                    "a saved batch, column 'index'",
-                    'none of keys',
-                    'a key for each row',
-                )
+            index = d['batch'].index  # to tell the replay how it went
+            if index.dtype != torch.int64 or index.shape != (len(d['batch']),):
+                raise StateError('Prefetch', "a saved batch, column 'index'", index.dtype, 'keys')
         return state
 
     def restore(self, state):

@@ -6,12 +6,10 @@
 __all__ = ['RayEngine']
 
 # %% ../../nbs/parallel/ray_engine.ipynb #e802e10c
-import os, pickle, re, socket, sys
-from collections import deque
-from time import monotonic
+import os, pickle, sys
 import torch
-from ..steps.errors import ArgumentError, not_installed, number, problem
-from .engines import Served, Weights, seed_generators
+from ..steps.errors import not_installed, number, problem
+from .engines import Served, Weights, seed_generators, write
 from ..pipe import as_worker
 
 # %% ../../nbs/parallel/ray_engine.ipynb #849c6df5
@@ -24,33 +22,35 @@ def _ray():
 
 # %% ../../nbs/parallel/ray_engine.ipynb #e26279d8
 class _Stored(Weights):
-    "Weights whose newest version lies in the store of the cluster"
+    "Weights whose newest version is in the store of the cluster"
 
-    def __init__(self, tensors, copies):
-        super().__init__(tensors, 2)  # the newest here, and the one before
-        # the store has as many as requests name
-        self.copies = copies
-        self.ref = None
-        self.newest = 0
+    ref = None
+
+    def __init__(self, tensors, actors):
+        super().__init__(tensors)
+        self.actors = actors  # makes actors
 
     def __getstate__(self):
-        return dict(super().__getstate__(), bytes=None, ref=None)
+        return dict(vars(self), newest=None, ref=None, actors=None)
 
-    def write(self, i, tensors):
-        self.newest = super().write(1 - self.newest, tensors)
-        if self.ref is None or not torch.equal(*self.bytes):
-            self.ref = _ray().put(self.bytes[self.newest].numpy())
+    def store(self, tensors):
+        "Return what finds these numbers in the store"
+        line = self.line()
+        write(self.tensors(line), tensors)
+        if self.ref is None or not torch.equal(line, self.newest):
+            self.newest = line
+            self.ref = _ray().put(line.numpy())
         return self.ref
 
 # %% ../../nbs/parallel/ray_engine.ipynb #03d6e71b
 class _Actor:
     "A worker, where Ray has placed it"
 
-    def __init__(self, info, seed, data, weights, chunk):
+    def __init__(self, info, seed, *args):
         torch.set_num_threads(1)
         seed_generators(seed, info)
         self.info = info
-        self.served = Served(info, data, weights, chunk)
+        self.served = Served(info, *args)
 
     def answer(self, words, line):
         what, feedback, args = pickle.loads(words)
@@ -64,47 +64,29 @@ class _Actor:
 class _Remote:
     "An actor, seen from the main process"
 
-    def __init__(self, engine, *args):
-        self.patience = engine.patience
-        self.answered = False
-        self.began = monotonic()
-        self.actor = engine.actors.remote(*args)
-        self.answers = deque()
-        self.dead = False
+    def __init__(self, actor, weights, patience):
+        self.actor = actor
+        self.weights = weights
+        self.patience = patience
 
-    def request(self, what, feedback, weights, *args):
-        self.answers.append(self.actor.answer.remote(pickle.dumps((what, feedback, args)), weights))
+    def request(self, what, feedback, tensors, *args):
+        "Ask, with these weights; return the reference of the answer"
+        words = pickle.dumps((what, feedback, args))
+        return self.actor.answer.remote(words, self.weights.store(tensors))
 
-    def is_late(self) -> bool:
-        return not self.answered and monotonic() - self.began > self.patience
-
-    def alive(self):
-        return not self.dead
+    def result(self, reply) -> tuple:  # the request (None: it ended), the answer, what went wrong
+        "What `wait` has waited for"
+        try:
+            return pickle.loads(_ray().get(reply))
+        except Exception as e:  # the actor has died, or its answer can't be read
+            return None, None, f'{type(e).__name__}: {str(e).strip() or "the actor died"}'
 
     def doing(self):
-        return 'it may be busy'
+        return 'it is busy, or no machine of the cluster has room for it'
 
     def kill(self):
         "End it at once, wherever it is"
-        if not self.dead:
-            self.dead = True
-            _ray().kill(self.actor, no_restart=True)
-
-    def receive(self) -> tuple:  # the request (None: it ended), the answer, what went wrong, facts
-        "What `wait` has waited for"
-        error = 'it was not asked'
-        try:
-            if self.answers:
-                ref = self.answers.popleft()
-                if self.answered or _ray().wait([ref], timeout=0)[0]:
-                    answer = pickle.loads(_ray().get(ref))
-                    self.answered = True
-                    return answer
-                error = f'no machine of the cluster has started it within {self.patience:g} seconds'
-        except Exception as e:  # the actor has died, or its answer can't be read
-            error = f'{type(e).__name__}: {str(e).strip() or "the actor died"}'
-        self.kill()
-        return None, None, error, None
+        _ray().kill(self.actor, no_restart=True)
 
 # %% ../../nbs/parallel/ray_engine.ipynb #84609bf8
 class RayEngine:
@@ -116,43 +98,15 @@ class RayEngine:
         num_gpus: float = 0,  # GPUs that each worker needs
         resources: dict = None,  # others, by name
         address: str = None,  # of a cluster, or 'auto'; None: RAY_ADDRESS, the latest, or a new one
-        patience: float = 300.0,  # seconds to connect, and for the first answer of a worker
+        patience: float = 300.0,  # seconds until a warning names a silent worker
     ):
-        self.num_cpus = number('RayEngine', 'num_cpus', num_cpus)
-        self.num_gpus = number('RayEngine', 'num_gpus', num_gpus)
-        self.resources = resources or {}
+        self.needs = dict(
+            num_cpus=number('RayEngine', 'num_cpus', num_cpus),
+            num_gpus=number('RayEngine', 'num_gpus', num_gpus),
+            resources=resources or {},
+        )
         self.address = address
         self.patience = number('RayEngine', 'patience', patience)
-        self._actors = None
-
-    def __getstate__(self):
-        return dict(vars(self), _actors=None)
-
-    needs = property(
-        lambda self: dict(num_cpus=self.num_cpus, num_gpus=self.num_gpus, resources=self.resources),
-        doc='What an actor needs',
-    )
-
-    def _connect(self, ray):
-        address = self.address
-        if address in (None, 'auto'):
-            address = os.environ.get('RAY_ADDRESS')
-        try:
-            # Ray itself would try for minutes, and then end this process
-            if address and re.fullmatch(r'[^:/]+:\d+', address):
-                host, port = address.rsplit(':', 1)
-                socket.create_connection((host, int(port)), timeout=self.patience).close()
-            ray.init(
-                self.address, log_to_driver=False, include_dashboard=False, logging_level='ERROR'
-            )
-        except (OSError, ValueError) as e:
-            raise ArgumentError(
-                'RayEngine',
-                f'address {self.address!r}',
-                f'{address}: {e}',
-                'the address of a cluster that runs',
-                'ray start --head there; or no address, no RAY_ADDRESS, and `ray stop --force`',
-            ) from e
 
     @property
     def cluster(self):
@@ -169,33 +123,24 @@ class RayEngine:
                 )
             )
         if not ray.is_initialized():
-            self._connect(ray)
+            ray.init(
+                self.address, log_to_driver=False, include_dashboard=False, logging_level='ERROR'
+            )
         return ray
 
-    @property
-    def actors(self):
-        "What makes actors; connects to the cluster when it is first asked"
-        ray = self.cluster
-        if self._actors is None:
-            self._actors = ray.remote(**self.needs, max_restarts=0, max_task_retries=0)(_Actor)
-        return self._actors
+    def weights(self, tensors):
+        "Return weights that go to the object store, from which workers take them"
+        how = dict(max_restarts=0, max_task_retries=0, **self.needs)
+        return _Stored(tensors, self.cluster.remote(**how)(_Actor))
 
-    def weights(self, tensors, copies):
-        "A place in the object store, from which workers take weights"
-        self.actors  # Ray must be there to put them somewhere
-        return _Stored(tensors, copies)
+    def start(self, info, seed, data, weights, chunk):
+        "Start an actor with a chain"
+        actor = weights.actors.remote(info, seed, data, weights, chunk)
+        return _Remote(actor, weights, self.patience)
 
-    def start(self, *args):
-        "An actor with a chain"
-        return _Remote(self, *args)
-
-    def wait(self, links, seconds: float = 1) -> list:
-        "Wait for these workers; return those that have an answer, or will have none"
-        late = [w for w in links if not w.answers or w.is_late()]
-        if late:
-            return late
-        found, _ = _ray().wait([w.answers[0] for w in links], timeout=seconds)
-        return [w for w in links if w.answers[0] in found]
+    def wait(self, replies, seconds: float = 1) -> list:
+        "Wait for these answers; return those that are there, or will never be"
+        return _ray().wait(replies, timeout=seconds)[0]
 
     def end(self, links):
         "End actors: their chains are closed where that takes no longer than five seconds"
@@ -203,7 +148,7 @@ class RayEngine:
         if not ray.is_initialized():
             return
         try:
-            closing = [w.actor.close.remote() for w in links if not w.dead]
+            closing = [w.actor.close.remote() for w in links]
             if closing:
                 ray.wait(closing, num_returns=len(closing), timeout=5)
         finally:
@@ -211,7 +156,7 @@ class RayEngine:
                 w.kill()
 
 # %% ../../nbs/parallel/ray_engine.ipynb #d8fba954
-_forks = []  # this process, where it is a fork of one that was connected
+_forks = []  # this process, if it is a fork of one that was connected
 
 
 def _note_fork():

@@ -21,10 +21,8 @@ from ..steps.batches import each_of
 from ..steps.core import Steps, set_replay
 from fastrl_replay.steps.errors import (
     ArgumentError,
-    ArgumentTypeError,
     Explained,
     NotEnoughRows,
-    did_you_mean,
     number,
     problem,
     whole,
@@ -63,7 +61,6 @@ class Shard:
         self.collectors = 0
         # (program, its env_id) → env_id here
         self.env_numbers = {}
-        self.changed = asyncio.Event()
 
     async def call(self, method: str, *args) -> tuple:
         "Return the first key of the memory, and what a method returns or raises"
@@ -113,13 +110,7 @@ class Shard:
                     'see that collectors add rows and a learner draws, '
                     'or connect(…, limit=) to wait longer',
                 )
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.changed.wait(), end - monotonic())
-
-    def wake(self):
-        "Let all waiting calls check again"
-        self.changed.set()
-        self.changed = asyncio.Event()
+            await asyncio.sleep(0.001)
 
     async def settings(self) -> tuple:
         "Return what a program must know: the number of shards and the batch size"
@@ -140,24 +131,18 @@ class Shard:
         keys = self.replay.add(self.renumbered(program, steps))
         beyond = self.replay.memory.added - (self.replay.warmup or 0)
         self.rows += min(n, max(beyond, 0))
-        self.wake()
         return (self.first_key + keys) * self.n_shards + self.rank
 
     def renumbered(self, program, steps):
         "Return a copy with environment numbers that no other program has"
         steps = steps.copy()
-        # the memory rejects other columns
-        if 'env_id' in steps.dtype.names and steps.dtype['env_id'].kind in 'iu':
+        if 'env_id' in steps.dtype.names:
             column = steps.rows['env_id']
             theirs = column.copy()
             for env in np.unique(theirs[theirs >= 0]).tolist():
                 new = (self.known_envs + len(self.env_numbers)) * self.n_shards + self.rank
                 column[theirs == env] = self.env_numbers.setdefault((program, env), new)
         return steps
-
-    async def drawable(self, n) -> int:
-        "Return how many rows can be drawn; 0 if a batch of `n` would wait"
-        return len(self.replay) if self.may_draw(n) else 0
 
     async def sample(self, limit, n) -> bytes:
         "Draw a batch as soon as one is due, and return its pickle"
@@ -166,7 +151,6 @@ class Shard:
         )
         batch = self.replay.sample(n).to('cpu')
         self.batches += 1
-        self.wake()
         index = each_of(batch).rows['index']
         index[...] = (self.first_key + index) * self.n_shards + self.rank
         return pickle.dumps(batch)
@@ -213,15 +197,10 @@ def _shard(ray, name, rank):
     try:
         return ray.get_actor(f'{name}/{rank}', namespace=_NAMESPACE)
     except ValueError:
-        pass
-    known = sorted({a.rpartition('/')[0] for a in _actor_names(ray)})
-    raise ArgumentError(
-        'connect',
-        f'no service has the name {name!r}{did_you_mean(name, known)}',
-        None,
-        f'one of {", ".join(map(repr, known))}' if known else 'a service; there is none',
-        None if known else f'replay.serve({name!r})',
-    )
+        known = sorted({a.rpartition('/')[0] for a in _actor_names(ray)})
+        raise ArgumentError(
+            'connect', 'no service has this name', name, known, f'replay.serve({name!r})'
+        ) from None
 
 
 class Service(Pipe):
@@ -230,7 +209,7 @@ class Service(Pipe):
     draws_batches = True
     has_source = False
     takes_any_item = True
-    _buffers = '_actors', '_steps', '_random', 'lock'
+    _buffers = '_actors', '_steps', 'lock'
 
     def __init__(
         self,
@@ -246,7 +225,7 @@ class Service(Pipe):
         self.open()
 
     def __iter__(self):
-        for _ in self.due_batches():
+        while True:
             yield self.sample()
 
     def __len__(self):
@@ -263,7 +242,7 @@ class Service(Pipe):
         self._program = os.urandom(8)
         self._rank = None  # the shard that this program adds to
         self._steps = StepRows('Service')
-        self._random = np.random.default_rng(0)
+        self._turn = 0  # of the shards, to draw from
         self.lock = DrawOrderLock()
 
     def _open(self):
@@ -277,47 +256,25 @@ class Service(Pipe):
         self._actors = []
 
     def _call(self, rank, *words):
-        "Return what a method of a shard returns"
+        "Return what a method of a shard returns, or raise its error"
         self._open()
-        return self._result(rank, self._actors[rank].call.remote(*words))
-
-    def _call_all(self, *words) -> list:
-        "Call a method of all shards at the same time"
-        self._open()
-        refs = [actor.call.remote(*words) for actor in self._actors]
-        return [self._result(rank, ref) for rank, ref in enumerate(refs)]
-
-    def _result(self, rank, ref):
-        "Wait for the result of a call; raise its error, or an error that names the shard"
         ray = _cluster(self.address)
-        patience = self.limit + PATIENCE
         try:
-            first_key, result = ray.get(ref, timeout=patience)
-        except ray.exceptions.GetTimeoutError:
+            ref = self._actors[rank].call.remote(*words)
+            first_key, result = ray.get(ref, timeout=self.limit + PATIENCE)
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as e:
             raise ServiceError(
                 self.name,
-                f'shard {rank} did not respond for {patience:g} seconds',
-                'it is busy, or no machine of the cluster has room for it',
-                remedy='more machines, fewer shards, or lower needs: RayEngine(num_cpus=…); '
-                'what was asked may still be done',
-            ) from None
-        except ray.exceptions.RayActorError as e:
-            raise ServiceError(
-                self.name,
-                f'shard {rank} ended',
+                f'shard {rank} ended, or does not respond',
                 type(e).__name__,
-                'one that was not stopped',
-                f'replay.serve({self.name!r}), and connect again',
+                remedy=f'see that the cluster has room; or replay.serve({self.name!r}) and connect '
+                'again',
             ) from None
         if self._first_keys.setdefault(rank, first_key) != first_key:
             self._first_keys[rank] = first_key
-            text = 'was restarted, and its rows are lost, except for rows in files'
-            remedy = 'serve a store with a path, if rows must last'
-            warnings.warn(
-                problem(self.name, f'shard {rank} of {self.shards} {text}', remedy=remedy),
-                RuntimeWarning,
-                stacklevel=4,
-            )
+            text = f'shard {rank} of {self.shards} was restarted, and its rows are lost'
+            remedy = 'serve a store with a path: rows in files are not lost'
+            warnings.warn(problem(self.name, text, remedy=remedy), RuntimeWarning, stacklevel=3)
         if isinstance(result, Exception):
             raise result
         return result
@@ -327,8 +284,6 @@ class Service(Pipe):
         steps: Steps,  # a block, or one row
     ) -> np.ndarray:  # the rows' keys
         "Add rows once draws have used enough earlier ones; add all of a block or nothing"
-        if not isinstance(steps, Steps):
-            raise ArgumentTypeError('Service', 'rows', type(steps).__name__, 'Steps')
         if self._rank is None:
             self._rank = self._call(0, 'join') % self.shards
         data = pickle.dumps(steps.to('cpu'))
@@ -363,7 +318,7 @@ class Service(Pipe):
         self,
         n: int = None,  # how many in this batch; None: as the replay was made
     ) -> Steps:
-        "Draw a batch from one shard, when its rows so far allow one"
+        "Draw a batch from the next shard whose rows so far allow one"
         n = self.bs if n is None else whole('Service', 'batch size', n, 1)
         with self.lock:
             batch = pickle.loads(self._draw(n))
@@ -371,17 +326,14 @@ class Service(Pipe):
         return batch
 
     def _draw(self, n):
-        "Return the pickle of a batch, from a shard whose batch is due"
-        if self.shards == 1:
-            return self._call(0, 'sample', self.limit, n)
+        "Return the pickle of a batch, from the next shard whose batch is due"
         end = monotonic() + self.limit
+        # a shard may have no rows
+        limit = self.limit if self.shards == 1 else 0.01
         while True:
-            rows = np.array(self._call_all('drawable', n))
-            if not rows.any():
-                rows[:] = 1
-            rank = self._random.choice(self.shards, p=rows / rows.sum())
+            self._turn = (self._turn + 1) % self.shards
             try:
-                return self._call(int(rank), 'sample', 0.01, n)
+                return self._call(self._turn, 'sample', limit, n)
             except NotEnoughRows:
                 if monotonic() >= end:
                     raise
@@ -399,7 +351,7 @@ class Service(Pipe):
 
     def stats(self) -> dict:  # numbers by name, and under `shards` the statistics of each replay
         "Return counts of rows and batches, over all programs"
-        shards = self._call_all('stats')
+        shards = [self._call(rank, 'stats') for rank in range(self.shards)]
         names = 'rows', 'drawable', 'inserted', 'batches', 'stale'
         return dict({k: sum(s[k] for s in shards) for k in names}, shards=shards)
 
@@ -413,7 +365,7 @@ class Service(Pipe):
 
     def ask_shards(self, f, *args) -> list:
         "Return what a function returns for the replay of each shard, where it is"
-        return self._call_all('look', f, *args)
+        return [self._call(rank, 'look', f, *args) for rank in range(self.shards)]
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0033
 @patch
@@ -429,8 +381,6 @@ def serve(
     shards = whole('serve', 'shards', shards, 1)
     ahead = whole('serve', 'ahead', ahead, 1)
     who = type(self).__name__
-    if not isinstance(name, str) or not name or '/' in name:
-        raise ArgumentError(who, 'serve: name', repr(name), "a text without '/'")
     if self.has_source:
         raise ArgumentError(
             who,
@@ -438,15 +388,6 @@ def serve(
             type(self.source).__name__,
             'source=None',
             'let collectors run the chain above it, and add its blocks to connect(name)',
-        )
-    if self.memory.is_open and self.memory.inserted:
-        raise ArgumentError(
-            who,
-            'serve: it has rows',
-            len(self.memory),
-            'an empty memory, or a closed one on disk',
-            'close() it, if it has a path; or serve an '
-            'empty one, and `connect(name).add(replay.memory[:])`',
         )
     data = cloudpickle.dumps(self)
     how = dict(max_restarts=-1, max_task_retries=-1, max_concurrency=1000, **engine.needs)
@@ -459,18 +400,16 @@ def serve(
     except ValueError:
         raise ArgumentError(
             who,
-            f'serve: the name {name!r} is taken',
-            None,
-            'another name',
-            f'connect({name!r}) to use what is there, or stop({name!r}) before',
+            'serve: the name is taken',
+            name,
+            remedy=f'connect({name!r}) to use what is there, or stop({name!r}) before',
         ) from None
     try:
-        service = Service(name, engine.patience, engine.address)
+        service = connect(name, address=engine.address)
         service.stats()  # all shards have room
     except BaseException:
         stop(name, engine.address)
         raise
-    service.limit = min(engine.patience, 60.0)
     return service
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0034

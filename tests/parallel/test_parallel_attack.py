@@ -26,18 +26,18 @@ def three():
     return ScriptedEnv(**script(2, -1, 4))
 
 
-def finite(workers, ahead, chunk):
-    return GymStepper(three, zeros).header(5).parallel(workers, ahead, chunk, 'fork')
+def finite(workers, chunk):
+    return GymStepper(three, zeros).header(5).parallel(workers, chunk, 'fork')
 
 
-@pytest.mark.parametrize('workers, ahead, chunk', [(1, 4, 4), (2, 8, 2)])
-def test_a_pass_that_is_broken_off_anywhere_is_gone_on_with(workers, ahead, chunk):
+@pytest.mark.parametrize('workers, chunk', [(1, 4), (2, 2)])
+def test_a_pass_that_is_broken_off_anywhere_is_gone_on_with(workers, chunk):
     "Also in its last chunks, or just at its end: the rest comes first, then a whole pass"
-    whole = finite(workers, ahead, chunk)
+    whole = finite(workers, chunk)
     first, second = steps(whole), steps(whole)
     whole.close()
     for k in range(1, 5 * workers + 1):
-        pipe = finite(workers, ahead, chunk)
+        pipe = finite(workers, chunk)
         got = steps(islice(pipe, k))
         if k < 5 * workers:
             got += steps(pipe)
@@ -48,7 +48,7 @@ def test_a_pass_that_is_broken_off_anywhere_is_gone_on_with(workers, ahead, chun
 
 def test_a_chain_that_is_restored_in_the_middle_of_a_pass_ends_it_first():
     for k in range(0, 11, 2):
-        a, b = finite(2, 8, 2), finite(2, 8, 2)
+        a, b = finite(2, 2), finite(2, 2)
         batches = iter(a)
         for _ in range(k):
             next(batches)
@@ -220,9 +220,7 @@ def test_the_death_of_a_worker_with_children_is_noticed(ordered):
 def test_killed_at_any_moment(ordered):
     "In the middle of large answers, too; whatever comes is whole and in order"
     rng, seen = random.Random(1), {0: [], 1: []}
-    pipe = GymStepper(Counts, zeros).parallel(
-        2, ahead=8, chunk=2, ordered=ordered, restarts=100, **FORK
-    )
+    pipe = GymStepper(Counts, zeros).parallel(2, chunk=2, ordered=ordered, restarts=100, **FORK)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         for _ in range(10):

@@ -134,13 +134,12 @@ def test_a_machine_is_lost(cluster):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings('error::RuntimeWarning')
 def test_no_room_is_said(cluster):
-    "Instead of waiting without end"
     pipe = GymStepper(short, zeros).parallel(1, engine=RayEngine(num_cpus=1000, patience=2))
-    with pytest.raises(
-        WorkerError, match='no machine of the cluster has started it within 2 seconds'
-    ):
+    with pytest.raises(RuntimeWarning, match='no machine of the cluster has room for it'):
         next(iter(pipe))
+    pipe.close()
 
 
 # ---- the engine alone ----
@@ -261,12 +260,3 @@ def test_a_fork_of_a_program_with_ray_says_so(monkeypatch):
     process.start()
     process.join(60)
     assert process.exitcode == 0
-
-
-def test_a_cluster_that_is_gone(monkeypatch):
-    "The error comes at once, and names the address; Ray would try for minutes, and end the process"
-    monkeypatch.setattr(ray_engine, '_ray', lambda: type('Ray', (), dict(is_initialized=bool)))
-    monkeypatch.setenv('RAY_ADDRESS', '127.0.0.1:1')
-    pipe = GymStepper(short, zeros).parallel(1, engine='ray')
-    with pytest.raises(ArgumentError, match="got 127.0.0.1:1: .*refused.*no RAY_ADDRESS"):
-        next(iter(pipe))

@@ -147,22 +147,19 @@ def test_a_look_into_the_shards(local, tmp_path):
         assert [s['rows'] for s in samples_of(memory)] == [40, 0]
 
 
-def test_shards_are_drawn_from_as_often_as_they_have_rows(local):
-    "With weights of their own memory, also if all priorities of one are zero"
+def test_shards_are_drawn_from_in_turn(local):
+    "With weights of their own memory"
     serve(local, PrioritizedReplay(None, bs=8, max_sz=100, alpha=1, eps=0, beta=1, seed=1))
     a, b = link(), link()
     keys = [a.add(block(0, 1, 24)), b.add(block(0, 2, 8))]
     td = np.linspace(0.5, 3, 24)
     a.update_priorities(keys[0], td)
-    batches = [b.sample() for _ in range(600)]
+    batches = [b.sample() for _ in range(20)]
     first = [batch for batch in batches if batch.index[0] % 2 == 0]
-    assert abs(len(first) / 600 - 0.75) < 0.08
+    assert len(first) == 10
     for batch in first:
         weight = 1 / td[np.searchsorted(keys[0], batch.index)]
         np.testing.assert_allclose(batch.weight.numpy(), weight / weight.max(), rtol=1e-5)
-    a.update_priorities(keys[0], np.zeros(24))
-    shares = [int(b.sample().index[0]) % 2 for _ in range(600)]
-    assert abs(np.mean(shares) - 0.25) < 0.08
 
 
 def test_updates_reach_their_row_and_stale_keys_are_counted(local):
@@ -195,16 +192,14 @@ def doubles():
     return Steps(block(0).rows.astype(np.dtype(dtype, align=True)))
 
 
-@pytest.mark.parametrize(
-    'wrong', [doubles(), block(0, env_id=-1), block(0).rows], ids='dtype id raw'.split()
-)
+@pytest.mark.parametrize('wrong', [doubles(), block(0, env_id=-1)], ids='dtype id'.split())
 def test_wrong_blocks_are_refused(local, wrong):
     "All is as it was, and the call may be repeated"
     serve(local, PrioritizedReplay(None, bs=4, max_sz=100, seed=0), shards=1)
     a = link()
     a.add(block(0))
     for _ in range(2):
-        with pytest.raises((BlockError, TypeError)):
+        with pytest.raises(BlockError):
             a.add(wrong)
     assert len(a) == 4
     assert np.diff(a.add(block(4))).tolist() == [1, 1, 1]
@@ -239,7 +234,7 @@ def test_a_shard_with_a_path_has_its_rows_after_a_restart(local, tmp_path):
     a.add(block(0))
     part.close()
     local.restart('m/0')
-    with pytest.warns(RuntimeWarning, match='except for rows in files'):
+    with pytest.warns(RuntimeWarning, match='rows in files are not lost'):
         a.add(block(4))
     rows = local.actors['m/0'].replay.memory[:].rows
     assert rows['reward'].tolist() == [*range(8)]
@@ -538,9 +533,9 @@ def test_it_outlives_its_program_and_leaves_nothing(served, cluster, tmp_path):
     try:
         memory.add(block(0))
         assert actors() == ['pong/0', 'pong/1']
-        with pytest.raises(ArgumentError, match="the name 'pong' is taken.*Remedy: connect"):
+        with pytest.raises(ArgumentError, match='the name is taken; got pong.*Remedy: connect'):
             ExperienceReplay(None).serve('pong')
-        with pytest.raises(ArgumentError, match="the name 'pang' .did you mean 'pong'"):
+        with pytest.raises(ArgumentError, match='no service has this name; got pang'):
             connect('pang')
         pids = [pid_of(name) for name in actors()]
     finally:

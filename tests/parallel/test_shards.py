@@ -38,7 +38,7 @@ class Looks(Pipe):
 
 def sharded(n=2, chunk=1, bs=4, max_sz=40, looks=True, kind='prioritized', env=short, **kw):
     pipe = GymStepper(env, zeros, seed=0)
-    keys = ('ahead', 'ordered', 'restarts', 'engine')
+    keys = ('ordered', 'restarts', 'engine')
     above = {k: kw.pop(k) for k in [*kw] if k in keys}
     if kind == 'prioritized':
         pipe = pipe.prioritized_replay(
@@ -116,9 +116,6 @@ def test_wrong_feedback_is_refused_here(kind):
             with pytest.raises((ArgumentError, ArgumentTypeError), match=f'Parallel: .*{says}'):
                 batch.update_priorities(td)
         good = torch.ones(batch.train.shape if kind == 'sequences' else 4)
-        for key in -1, 10**6:
-            with pytest.raises(StaleKey, match='never given out'):
-                pipe.update_priorities([key], good[:1])
         for b in islice(pipe, 8):
             b.update_priorities(good)
         assert pipe.stats()['stale'] == 0
@@ -198,7 +195,7 @@ def test_ratio_over_all_shards(ratio, ordered, envs):
     steps = GymStepper([short] * envs, lambda s: [0] * len(s), seed=0)
     replay = steps.prioritized_replay(bs=4, max_sz=40, ratio=ratio, warmup=10, seed=0)
     bound = 3 * (ratio * envs + 2)
-    with replay.parallel(3, chunk=2, ordered=ordered, ahead=12, **FORK) as pipe:
+    with replay.parallel(3, chunk=2, ordered=ordered, **FORK) as pipe:
         for i, batch in enumerate(islice(pipe, 100), 1):
             stats = pipe.stats()
             assert stats['items'] == i
@@ -208,13 +205,13 @@ def test_ratio_over_all_shards(ratio, ordered, envs):
 
 
 def test_stats_have_a_line_for_each_shard():
-    with sharded(looks=False, ahead=16, chunk=2) as pipe:
+    with sharded(looks=False, chunk=2) as pipe:
         for batch in islice(pipe, 16):
             batch.update_priorities([1.0] * 4)
         stats = pipe.stats()
     lines = stats['workers']
     assert [w['items'] for w in lines] == [8, 8]
-    for name in 'rows', 'rows_in', 'rows_counted', 'lost', 'waiting':
+    for name in 'rows', 'rows_in', 'rows_counted', 'lost':
         assert stats[name] == sum(w[name] for w in lines)
     for w in lines:
         assert w['rows_in'] >= 8
@@ -429,7 +426,7 @@ def test_checkpoints_of_shards_on_disk_are_restored(tmp_path, kind):
             alone.load_state_dict(state)
     with chain(Rows(tmp_path / 'elsewhere')) as other:
         other.load_state_dict(state)  # whether it fits is known where the files are
-        with pytest.raises(WorkerError, match='could not be restored.*is not the one in'):
+        with pytest.raises(WorkerError, match="could not answer 'load'.*is not the one in"):
             some(other, 1)
 
 
@@ -658,6 +655,7 @@ def test_a_look_into_shards_changes_nothing(tmp_path):
         assert seen == expected
         samples = samples_of(pipe)
         pipe.page(tmp_path / 'page.html')
+        pipe.show()
     assert [(s['name'], s['environments'], s['rows']) for s in samples] == [
         ('shard 0', [0, 1], 80),
         ('shard 1', [2, 3], 80),

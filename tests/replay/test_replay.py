@@ -23,7 +23,7 @@ from fastrl_replay.generic import Cycler, Header, InMemoryCacheHolder
 from fastrl_replay.learning.networks import RecurrentNet, value_net
 from fastrl_replay.learning.policies import LinearSchedule
 from fastrl_replay.parallel.prefetch import Prefetch
-from fastrl_replay.parallel.ranks import Alone, Rounds
+from fastrl_replay.parallel.ranks import Ranks, Rounds
 from fastrl_replay.app.recipes import Gather, Journal
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.hindsight import HindsightReplay
@@ -804,7 +804,7 @@ SEQUENCES = dict(bs=2, max_sz=30, length=4, burn_in=1, overlap=2, seed=0)
 
 
 # how to build each stage on a source, or from nothing; every @stage class of the package is here
-ALONE = Alone()
+ALONE = Ranks(alone=1)
 CONTRACT = {
     'Map': [lambda source: source.map(numbered_states)],
     'Filter': [lambda source: source.filter(odd_steps)],

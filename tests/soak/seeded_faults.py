@@ -220,7 +220,7 @@ FAULTS = [
     Fault(
         8,
         'parallel/processes.py',
-        'or self.inbox.over or not self.process.is_alive()',
+        ' or self.link.over or not self.link.process.is_alive()',
         '',
         'parallel/test_parallel.py -k death',
     ),

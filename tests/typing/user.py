@@ -184,8 +184,8 @@ targets: torch.Tensor = double_q_target(batch.reward, batch.reward, parts, parts
 
 # ---- processes and loaders ----
 
-parallel: Parallel = stepper.parallel(4, ahead=8, ordered=False, restarts=3)
-shards = replay.parallel(2, engine='ray', weights_every=64)
+parallel: Parallel = stepper.parallel(4, chunk=8, ordered=False, restarts=3)
+shards = replay.parallel(2, engine='ray', chunk=2)
 cluster = replay.parallel(2, engine=RayEngine(num_cpus=0.5, address='auto'))
 ahead: Prefetch = replay.prefetch(2, device='cuda')
 rounds: Rounds = journal.rounds(Ranks(), rows=8)
