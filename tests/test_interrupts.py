@@ -15,6 +15,7 @@ from fastrl_replay.all import *
 from bytecodes import interrupted
 from scripted import numbered
 from strategies import bits
+from test_sequence import naive
 
 MAX_SZ, LENGTH = 8, 3
 
@@ -72,15 +73,8 @@ def answer(replay, keys, td):
 
 
 def drawable(rows, oldest):
-    "Return the first keys of the complete sequences among these rows, by a plain loop"
-    firsts = set()
-    for env in set(rows['env_id']):
-        for episode in set(rows['episode_n']):
-            keys = np.flatnonzero((rows['env_id'] == env) & (rows['episode_n'] == episode))
-            starts = [*range(0, len(keys) - LENGTH + 1, LENGTH - 1)]
-            if len(keys) and rows['terminated'][keys[-1]]:
-                starts.append(len(keys) - LENGTH)
-            firsts |= {keys[s] for s in starts}
+    "Return the first keys of the complete sequences among these rows"
+    firsts = {numbers[0] for _, numbers in naive(rows, LENGTH, 1, 'shift')}
     return {key for key in firsts if key >= oldest}
 
 

@@ -201,15 +201,6 @@ def test_what_a_pass_left_comes_first_in_a_restored_chain_too(above, left):
     assert list(a) == list(b)
 
 
-@pytest.mark.parametrize('k', [0, 2, 4])
-def test_the_state_of_a_function_is_saved(k):
-    a, b = (Items('abcde').map(up).map(Joined()).filter(known) for _ in 'ab')
-    it = iter(a)
-    first = list(islice(it, k))
-    b.load_state_dict(through_file(a.state_dict()))
-    assert first + list(b) == ['A', 'AB', 'ABC', 'ABCD', 'BCDE'] == first + list(it)
-
-
 @pytest.mark.parametrize(
     'other',
     [Items('abcdef').header(3).header(5), Items('abcdef').cycle(2), Items('abcdef').header(5)],
@@ -360,18 +351,6 @@ def test_torchs_map_is_for_torchs_pipes():
     assert list(dp.iter.Mapper(Items([('a', 'b')]), up, input_col=1)) == [('a', 'B')]
 
 
-@pytest.mark.parametrize(
-    'wrong, says',
-    [
-        (lambda: Items('ab').map(up, input_col=0), "Map.*unexpected keyword argument 'input_col'"),
-        (lambda: Items('ab').map(None), 'Map: fn; got NoneType; expected a function of one item'),
-    ],
-)
-def test_functions_that_do_not_fit_are_refused(wrong, says):
-    with pytest.raises(TypeError, match=says):
-        wrong()
-
-
 @pytest.mark.parametrize('n, limit', [(5, 3), (5, 5), (5, 9), (5, 0), (0, 3)])
 def test_header_is_islice(n, limit):
     "It asks for no item more, which may be expensive"
@@ -387,13 +366,6 @@ def test_header_is_islice(n, limit):
 def test_cycle_is_repetition(n, count):
     p = Items(range(n)).cycle(count)
     assert list(p) == list(p) == list(range(n)) * (count or 0)
-
-
-def test_cache_reads_once_and_gives_the_same_objects():
-    made = []
-    p = Items('abc').map(lambda x: made.append(x) or [x]).in_memory_cache()
-    assert [x is y for x, y in zip(list(p), list(p))] == [True] * 3
-    assert made == ['a', 'b', 'c']
 
 
 # ---- opening and closing ----
@@ -470,21 +442,6 @@ def test_all_are_closed_also_if_some_fail():
         with Opens(Opens('ab', 'good', log), 'bad', log, 'open') as pipe:
             pipe.open()
     assert log == ['+good', '-good']
-
-
-def test_branches_that_meet_are_closed_once():
-    log = []
-    top = Opens('ab', 'top', log)
-    with Opens(Opens(top, 'l', log).concat(Opens(top, 'r', log)), 'both', log) as both:
-        both.open()
-    assert log == ['+top', '+r', '+l', '+both', '-both', '-l', '-r', '-top']
-
-
-def test_every_stage_learns_which_worker_it_is():
-    log = []
-    info = WorkerInfo(1, 3, 2)
-    opening(log).in_worker(info)
-    assert log == [(name, info) for name in 'zyx']
 
 
 # ---- texts ----

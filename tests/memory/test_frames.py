@@ -1,7 +1,6 @@
 """Frames that are kept once: bit for bit what plain rows hold, whatever repeats."""
 
 import sys
-import threading
 
 import gymnasium as gym
 import numpy as np
@@ -274,37 +273,6 @@ def test_rows_of_many_steps_share_their_frames(n, envs):
 
 
 # ---- packed frames ----
-
-
-def test_packed_frames_are_drawn_while_others_are_packed():
-    "Threads that draw and one that adds: every row is what it was"
-    rows = episode(4000)
-    rows['reward'] = np.arange(4000)
-    replay = ExperienceReplay(None, 16, 2000, store=Frames(1, 'zstd'), seed=0)
-    replay.add(Steps(rows[:100]))
-    wrong, done = [], threading.Event()
-
-    def draw():
-        while not done.is_set():
-            batch = replay.sample()
-            if batch != replay_rows(batch):
-                wrong.append(batch)
-
-    def replay_rows(batch):
-        want = batch.copy()
-        for name in 'state', 'next_state':
-            want.rows[name] = rows[name][batch.rows['reward'].astype(int)]
-        return want
-
-    threads = [threading.Thread(target=draw) for _ in range(3)]
-    for t in threads:
-        t.start()
-    for i in range(100, 4000, 10):
-        replay.add(Steps(rows[i : i + 10]))
-    done.set()
-    for t in threads:
-        t.join()
-    assert not wrong
 
 
 @pytest.mark.parametrize('compress', ['lz4', 'zstd'])

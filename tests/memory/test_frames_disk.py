@@ -2,8 +2,6 @@
 
 `test_disk.py` has kills, readers and damage of all kinds of memories."""
 
-import errno
-import os
 import shutil
 
 import numpy as np
@@ -12,7 +10,6 @@ from hypothesis import given, strategies as st
 
 from fastrl_replay.all import *
 from fastrl_replay.memory import frames as frames_module
-from fastrl_replay.steps.errors import NoRoom
 from fastrl_replay.testing import through_file
 from strategies import cases, equal
 from test_frames import SPACES, episode, stream
@@ -149,22 +146,6 @@ def test_a_memory_in_main_memory_is_put_on_disk(tmp_path, compress):
     assert Timeline(300, Tiny(1, compress, tmp_path / 'm'))[:] == Steps(rows[400:])
 
 
-def test_a_full_disk_changes_nothing(tmp_path, monkeypatch):
-    rows, line = episode(600), Timeline(200, Tiny(1, None, tmp_path, spare=20))
-    add(line, rows[:300])
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, 'full')
-
-    with monkeypatch.context() as m:
-        m.setattr(os, 'posix_fallocate', full)
-        with pytest.raises(NoRoom, match='no room on the disk for .*raw'):
-            line.add(Steps(rows[300:]))
-    assert line[:] == Steps(rows[100:300])
-    line.add(Steps(rows[300:]))
-    assert line[:] == Steps(rows[400:])
-
-
 @pytest.mark.parametrize('kind', ['raw', 'packed'])
 @pytest.mark.parametrize('mode', ['a', 'r'])
 def test_a_damaged_file_is_named_and_others_can_be_read(tmp_path, kind, mode):
@@ -184,18 +165,6 @@ def test_a_damaged_file_is_named_and_others_can_be_read(tmp_path, kind, mode):
         assert twin[-1:] == Steps(rows[-1:])
         twin.close()
         file.write_bytes(data)
-
-
-def test_a_segment_that_leads_elsewhere_is_refused(tmp_path):
-    store = Tiny(1, None, tmp_path / 'm')
-    line = Timeline(50, store)
-    line.add(Steps(episode(20)))
-    line.close()
-    file = files_of(tmp_path / 'm')[0]
-    file.rename(tmp_path / 'elsewhere')
-    file.symlink_to(tmp_path / 'elsewhere')
-    with pytest.raises(StateError, match='symbolic link'):
-        Timeline(50, store)[:]
 
 
 @pytest.mark.parametrize('compress', [None, 'lz4'])

@@ -504,59 +504,6 @@ def test_a_mixture_of_other_sequences_is_refused():
         Mixture(dict(a=filled(), b=filled('vector'))).sample()
 
 
-# ---- priorities ----
-
-
-@pytest.mark.parametrize('eta', [0, 0.3, 1])
-def test_priorities_are_those_of_the_losses(eta):
-    "mixed_priority of the trained steps with their mask, for TD errors of any numeric type"
-    blocks = [episode(n, env=e) for e, n in enumerate([1, 3, 5, 11, 8, 2, 6])]
-    replay = made(
-        *blocks, max_sz=300, length=6, burn_in=2, overlap=2, eta=eta, alpha=1, eps=0.1, beta=1
-    )
-    rng, known = np.random.default_rng(0), {}
-    for kind in torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64:
-        batch = replay.sample(10)
-        td = torch.as_tensor(rng.normal(0, 5, (10, 4))).to(kind)
-        batch.update_priorities(td)
-        mixed = mixed_priority(td.double(), eta, batch.train.mask)
-        known.update(zip(batch.index.tolist(), mixed.tolist()))
-        batch = replay.sample(10)
-        weighted = [
-            (known[k] + 0.1) * w
-            for k, w in zip(batch.index.tolist(), batch.weight.tolist())
-            if k in known
-        ]
-        close(weighted, [weighted[0]] * len(weighted), 1e-5)
-
-
-def test_td_errors_from_parts_of_a_batch():
-    "Each part knows its sequences"
-    twins = []
-    for parts in (
-        lambda b: [(b, slice(None))],
-        lambda b: [(b[i : i + 1], slice(i, i + 1)) for i in range(4)],
-        lambda b: [(b.train[::-1], slice(None, None, -1))],
-        lambda b: [(elsewhere(b)[[3, 1]], [3, 1]), (b.copy().burn_in[[0, 2]], [0, 2])],
-    ):
-        replay = made(numbered(20))
-        batch, td = replay.sample(4), np.arange(1.0, 13).reshape(4, 3)
-        for part, i in parts(batch):
-            part.update_priorities(td[i])
-        twins.append(everything(replay))
-    assert all(same(twin, twins[0]) for twin in twins)
-
-
-def test_an_empty_memory():
-    replay = made()
-    with pytest.raises(StaleKey, match='never given out'):
-        replay.update_priorities([0], [[1] * 3])
-    with pytest.raises(NotEnoughRows, match='got 0 sequences in 0 rows'):
-        replay.sample()
-    replay.update_priorities([], np.zeros((0, 3)))
-    assert len(replay) == 0
-
-
 # ---- seeds, checkpoints, options ----
 
 
@@ -579,51 +526,6 @@ def test_an_empty_checkpoint_forgets_rows_and_columns():
     assert len(replay.add(numbered(5))) == 5
 
 
-def test_seeds():
-    def draws(seed):
-        r = made(numbered(40), seed=seed)
-        return [r.sample(5).index.tolist() for _ in range(8)]
-
-    assert draws(0) == draws(0) != draws(1)
-    assert draws(None) != draws(None)
-    strata = made(numbered(40), seed=3)
-    for _ in range(5):  # equal priorities: one from each equal part
-        assert sorted(strata.sample(19).index.tolist()) == list(range(0, 38, 2))
-
-
-@pytest.mark.parametrize(
-    'kw,words',
-    [
-        (dict(length=0), 'length; got 0; expected a whole number, 1 to 40'),
-        (dict(length=41), 'length; got 41; .*Remedy: at most max_sz=40'),
-        (dict(burn_in=4), 'burn_in; got 4; expected a whole number, 0 to 3'),
-        (dict(overlap=-1), 'overlap; got -1'),
-        (dict(eta=1.1), 'eta; got 1.1; expected a number, 0 to 1'),
-        (dict(alpha=np.inf), 'alpha; got inf'),
-        (dict(eps=-1e-9), 'eps; got -1e-09'),
-        (dict(beta='x'), "beta; got 'x'"),
-        (dict(state='store'), "state; got 'store'; expected one of 'stored', 'zero'"),
-        (dict(bs=41), 'bs and max_sz'),
-        (dict(max_sz=40.5), 'max_sz'),
-    ],
-)
-def test_arguments_are_checked(kw, words):
-    with pytest.raises(ValueError, match=f'^(SequenceReplay|Proportional): .*{words}'):
-        made(**kw)
-
-
-class Newest(Sampler):
-    "Has no `update`, so it does not know which keys begin a sequence"
-
-    def sample(self, n):
-        return np.full(n, self.end - 1), np.ones(n)
-
-
-def test_a_sampler_that_draws_rows_in_order_is_refused():
-    with pytest.raises(TypeError, match='SequenceReplay: sampler; got Newest without update'):
-        made(sampler=Newest())
-
-
 def test_an_own_uniform_sampler_draws_sequences():
     replay = made(numbered(8), overlap=0, burn_in=0, bs=2, sampler=Uniform(seed=0))
     assert sorted(replay.sample().index.tolist()) == [0, 4]
@@ -634,13 +536,6 @@ def learned(errors=(4, 1), **kw):
     replay = made(numbered(8), overlap=0, burn_in=0, alpha=1, eps=0, eta=1, **kw)
     replay.update_priorities([0, 4], [[e] * 4 for e in errors])
     return replay
-
-
-def test_kinds():
-    "By rank, and uniform in two ways"
-    close(learned(kind='rank').sampler.probabilities(), [2 / 3, 1 / 3])
-    a, b = learned(kind='uniform'), learned(prioritized=False)
-    assert all(a.sample(2) == b.sample(2) for _ in range(9))
 
 
 def test_weights_over_the_whole_memory():
