@@ -142,3 +142,15 @@ def equal(a, b):
         assert bits(x) == bits(y)
     if hasattr(type(a), 'burn_in'):
         assert a._each == b._each
+
+
+def same_memory(line, plain, seed=0):
+    "Check that both hold the same rows, and give the same windows and steps along episodes"
+    assert (line.keys == plain.keys).all()
+    if not len(plain):
+        return
+    keys = np.random.default_rng(seed).choice(plain.keys, 9)
+    equal(line[:], plain[:])
+    equal(line.batch(keys, np.ones(9)), plain.batch(keys, np.ones(9)))
+    equal(line.windows(keys, 4), plain.windows(keys, 4))
+    assert (line.walk(keys, [1, -1]) == plain.walk(keys, [1, -1])).all()

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 
 from fastrl_replay.all import *
 from fastrl_replay.generic import Filter, Map, TypeTransformLoop, dp
-from fastrl_replay.pipe import Positioned, as_pipe
-from fastrl_replay.steps.states import anything
+from fastrl_replay.pipe import as_pipe
 from fastrl_replay.testing import same, through_file
 from scripted import modules
 
@@ -149,56 +148,6 @@ def test_a_chain_saved_between_passes_goes_on_with_whole_ones(chain):
     b.load_state_dict(through_file(a.state_dict()))
     assert list(b) in (whole, [])
     assert list(b) == list(a) == whole
-
-
-class Twice(Positioned):
-    "Each item twice; the second one may be left for the next pass"
-
-    saved = dict(place=anything)
-    place = ''
-
-    def __iter__(self):
-        if self.place:
-            item = self.place
-            self.place = ''
-            yield item
-        for item in self.source:
-            self.place = item
-            yield item
-            self.place = ''
-            yield item
-
-    def _rewind(self):
-        pass
-
-    def _leave(self):
-        pass
-
-
-@pytest.mark.parametrize(
-    'above',
-    [
-        lambda: Items('abcd'),
-        lambda: Items('ab').cycle(2),
-        lambda: dp.iter.Mapper(Items('abcd'), up),
-        lambda: Items('abcd').in_memory_cache(),
-    ],
-    ids=['items', 'cycle', "torch's map", 'cache'],
-)
-@pytest.mark.parametrize('left', [1, 2])
-def test_what_a_pass_left_comes_first_in_a_restored_chain_too(above, left):
-    """After a pass is left, the next one gives what it left, and is saved before it asks for more.
-
-    Then it begins at the start of the source."""
-    a, b = Twice(above()).map(up), Twice(above()).map(up)
-    list(islice(a, left))
-    it = iter(a)
-    first = next(it)
-    b.load_state_dict(through_file(a.state_dict()))
-    rest = list(it)
-    assert list(b) == rest
-    assert len([first, *rest]) == len(list(above())) * 2 + left % 2
-    assert list(a) == list(b)
 
 
 @pytest.mark.parametrize(
@@ -366,82 +315,6 @@ def test_header_is_islice(n, limit):
 def test_cycle_is_repetition(n, count):
     p = Items(range(n)).cycle(count)
     assert list(p) == list(p) == list(range(n)) * (count or 0)
-
-
-# ---- opening and closing ----
-
-
-class Opens(Pipe):
-    "Open something that must be closed once, and note it"
-
-    takes_any_item = True
-
-    def __init__(self, source, name, log, fails=''):
-        super().__init__(source)
-        self.name = name
-        self.log = log
-        self.fails = fails
-        self.opened = False
-
-    def __iter__(self):
-        self._open()
-        yield from self.source
-
-    def _open(self):
-        if self.fails == 'open':
-            raise OSError(self.name)
-        if not self.opened:
-            self.log.append(f'+{self.name}')
-        self.opened = True
-
-    def _close(self):
-        if not self.opened:
-            return
-        self.log.append(f'-{self.name}')
-        self.opened = False
-        if self.fails == 'close':
-            raise OSError(self.name)
-
-    def _in_worker(self, info):
-        self.log.append((self.name, info))
-
-
-def opening(log, fails=''):
-    pipe = 'abc'
-    for name in 'xyz':
-        pipe = Opens(pipe, name, log, 'close' if name in fails else '').map(up).filter(known)
-    return pipe.header(9)
-
-
-def test_a_chain_closes_once_from_the_last_stage_up():
-    log = []
-    pipe = opening(log)
-    pipe.close()
-    assert log == []  # nothing was opened
-    for _ in range(2):
-        pipe.open()
-    assert log == ['+x', '+y', '+z']
-    for _ in range(2):
-        pipe.close()
-    assert log[3:] == ['-z', '-y', '-x']
-    with pytest.raises(KeyError), pipe:
-        assert list(pipe) == ['A', 'C']
-        raise KeyError
-    assert log[6:] == ['+z', '+y', '+x', '-z', '-y', '-x']
-
-
-def test_all_are_closed_also_if_some_fail():
-    log = []
-    pipe = opening(log, 'xz')
-    pipe.open()
-    with pytest.raises(OSError, match='z'):
-        pipe.close()
-    assert log[3:] == ['-z', '-y', '-x']
-    log.clear()
-    with pytest.raises(OSError, match='bad'):
-        with Opens(Opens('ab', 'good', log), 'bad', log, 'open') as pipe:
-            pipe.open()
-    assert log == ['+good', '-good']
 
 
 # ---- texts ----

@@ -455,21 +455,6 @@ def test_the_buffer_continues_with_a_directory(tmp_path):
 # ---- mixtures ----
 
 
-def test_errors_of_overwritten_rows_are_counted_where_they_belong():
-    rows = scripted_steps([script(9)], 30)
-    m = Mixture({n: PrioritizedReplay(bs=2, max_sz=5, seed=i) for i, n in enumerate('ab')}, bs=4)
-    for r in rows[:5]:
-        m.add(r, 'a')
-        m.add(r, 'b')
-    batch = m.sample()
-    for r in rows[5:]:
-        m.add(r, 'a')
-    batch.update_priorities(torch.ones(4))
-    assert (m.stats()['a']['stale'], m.stats()['b']['stale']) == (2, 0)
-    with pytest.raises(KeyError):
-        m.update_priorities([10**9], [1.0])
-
-
 def test_a_state_of_a_mixture_of_other_replays_is_refused():
     two, three = (Mixture({name: ExperienceReplay() for name in names}) for names in ('ab', 'abc'))
     with pytest.raises(ValueError):

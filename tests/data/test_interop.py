@@ -260,13 +260,6 @@ def test_resets_of_a_node():
         GymStepper(scripted(0)).node().reset(middle)
 
 
-def test_several_passes_through_nodes():
-    loader = nodes.Loader(nodes.Prefetcher(Items(range(4)).node(), 2))
-    assert [list(loader) for _ in range(3)] == [[0, 1, 2, 3]] * 3
-    take(iter(loader), 2)
-    assert list(loader) == [0, 1, 2, 3]
-
-
 def test_pin_memory_finds_blocks(monkeypatch):
     "Logic only: without CUDA, pinning is replaced by a copy"
     if not torch.cuda.is_available():
@@ -501,21 +494,3 @@ def test_compiled_parts_and_strangers():
     other = DQNLearner(None, value_net(spaces.Box(-1, 1, (2,)), spaces.Discrete(3), (9,)))
     with pytest.raises(ValueError, match='the checkpoint is of another model'):
         a.load_state_dict(other.state_dict())
-
-
-@pytest.mark.parametrize('backend', ['eager', pytest.param('aot_eager', marks=pytest.mark.slow)])
-def test_compiled_losses(backend):
-    torch._dynamo.reset()
-    nested, seqs = BLOCKS['nested'](), sequences()
-
-    def doubled(b):
-        return pytree.tree_map(lambda x: x + x, b)
-
-    mapped = torch.compile(doubled, backend=backend, fullgraph=True)(nested.columns())
-    assert torch.equal(mapped.state['deep'][1]['z'], 2 * nested.state['deep'][1]['z'])
-
-    def total(s):
-        return (s.reward.sum(1) * s.weight).sum()
-
-    compiled = torch.compile(total, backend=backend, fullgraph=True)
-    assert torch.allclose(compiled(seqs.columns()), total(seqs))

@@ -143,18 +143,3 @@ def test_a_batch_stays_as_it_is():
     batch = line.batch(line.keys, np.ones(20))
     line.add(Steps(rows[20:]))
     assert batch.state.tolist() == Steps(rows[:20]).state.tolist()
-
-
-@pytest.mark.parametrize('kind', ['errors', 'sequence'])
-def test_errors_of_the_learner_are_checked(kind):
-    with REPLAYS[kind](steps(), store=Rows(device='cpu')) as replay:
-        for _ in replay:
-            pass
-        batch = replay.sample()
-        shape = batch.train.shape if kind == 'sequence' else batch.shape
-        batch.update_priorities(torch.rand(shape, requires_grad=True))
-        before = replay.sampler.probabilities().tolist()
-        for wrong in torch.full(shape, float('nan')), torch.ones(3, 3, 3):
-            with pytest.raises(ArgumentError, match='TD error'):
-                batch.update_priorities(wrong)
-        assert replay.sampler.probabilities().tolist() == before

@@ -14,7 +14,7 @@ from fastrl_replay.all import *
 from fastrl_replay.steps import machine as machine_module
 from fastrl_replay.steps.errors import NoRoom
 from fastrl_replay.testing import through_file
-from strategies import cases, equal
+from strategies import cases, equal, same_memory
 
 STACK = spaces.Box(0, 255, (3, 4, 4), np.uint8)
 KIND = step_dtype(STACK, spaces.Discrete(3))
@@ -140,15 +140,7 @@ def test_what_comes_out_is_what_went_in(
             fresh = Timeline(max_sz, stores[i % 2])
             fresh.load_state_dict(through_file(line.state_dict()))
             line = fresh
-        assert (line.keys == plain.keys).all()
-        keys = np.random.default_rng(i).choice(plain.keys, 9)
-        for of in (
-            lambda m: m[:],
-            lambda m: m.take(keys),
-            lambda m: m.windows(keys, 4),
-            lambda m: m.batch(keys, np.ones(9)),
-        ):
-            equal(of(line), of(plain))
+        same_memory(line, plain, i)
 
 
 class Pictures(gym.Env):

@@ -4,14 +4,13 @@
 
 import shutil
 
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from fastrl_replay.all import *
 from fastrl_replay.memory import frames as frames_module
 from fastrl_replay.testing import through_file
-from strategies import cases, equal
+from strategies import cases, same_memory
 from test_frames import SPACES, episode, stream
 
 CODECS = [None, 'lz4', 'zstd']
@@ -27,18 +26,6 @@ class Middle(Frames):
     "As many segments as in main memory"
 
     smallest_segment = 16
-
-
-def same(line, plain, seed=0):
-    "Check that both hold the same rows, and give the same windows and steps along episodes"
-    assert (line.keys == plain.keys).all()
-    if not len(plain):
-        return
-    keys = np.random.default_rng(seed).choice(plain.keys, 9)
-    equal(line[:], plain[:])
-    equal(line.batch(keys, np.ones(9)), plain.batch(keys, np.ones(9)))
-    equal(line.windows(keys, 4), plain.windows(keys, 4))
-    assert (line.walk(keys, [1, -1]) == plain.walk(keys, [1, -1])).all()
 
 
 def add(line, rows, size=10):
@@ -101,7 +88,7 @@ def test_a_directory_of_frames_is_a_memory_of_rows(
         elif do == 'reader':
             reader = Timeline(max_sz, Tiny(stack, compress, path, mode='r'))
         for memory in line, reader or line:
-            same(memory, plain, i)
+            same_memory(memory, plain, i)
     line.close()
     shutil.rmtree(path.parent)
 
@@ -140,7 +127,7 @@ def test_a_memory_in_main_memory_is_put_on_disk(tmp_path, compress):
     add(ram, rows[:600])
     line = Timeline(300, Tiny(1, compress, tmp_path / 'm'))
     line.load_state_dict(through_file(ram.state_dict()))
-    same(line, ram)
+    same_memory(line, ram)
     add(line, rows[600:])
     line.close()
     assert Timeline(300, Tiny(1, compress, tmp_path / 'm'))[:] == Steps(rows[400:])

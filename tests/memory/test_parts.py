@@ -17,7 +17,7 @@ from fastrl_replay.replay.replay import Replay
 from fastrl_replay.replay.views import Transitions
 from fastrl_replay.steps.row_dtypes import extend_dtype
 from fastrl_replay.testing import through_file
-from strategies import cases, equal, numpy_leaves
+from strategies import cases, equal, numpy_leaves, same_memory
 from test_timeline import links
 
 PIXELS = step_dtype(Box(0, 255, (3, 3), np.uint8), Discrete(3), logp='f8')
@@ -102,14 +102,7 @@ def test_a_store_holds_what_rows_hold(make, program, sizes, max_sz, save):
             fresh = Timeline(max_sz, make())
             fresh.load_state_dict(through_file(line.state_dict()))
             line = fresh
-        assert plain.keys.tolist() == line.keys.tolist()
-        if not len(plain):
-            continue
-        keys = plain.keys[np.random.default_rng(i).integers(0, len(plain), 7)]
-        equal(line[:], plain[:])
-        equal(line.take(keys), plain.take(keys))
-        equal(line.windows(keys, 3), plain.windows(keys, 3))
-        equal(line.batch(keys, np.ones(7)), plain.batch(keys, np.ones(7)))
+        same_memory(line, plain, i)
     for twin in copy.deepcopy(line), pickle.loads(pickle.dumps(line)):
         twin.add(Steps(story(program)))
         assert line.inserted == len(program)

@@ -242,28 +242,6 @@ def on_disk(path, **kw):
     return made(bs=8, max_sz=20, strategy='episode', store=Rows(path / 'm', **kw))
 
 
-def test_on_disk(tmp_path):
-    "Another process's reader draws; the writer goes back to a checkpoint"
-    episodes, a = Episodes(3), on_disk(tmp_path, spare=20)
-    a.add(episodes.block(story(33)))
-    a.sample()
-    state = everything(a)
-    with on_disk(tmp_path, mode='r') as reader:
-        for _ in range(2):
-            got = reader.sample()
-            check(got, reader.memory.take(got.index), episodes, 'episode', reader.memory.oldest)
-            a.add(episodes.block([(1, None)] * 3))
-    a.close()
-    b, twin = on_disk(tmp_path, spare=20), made(bs=8, max_sz=20, strategy='episode')
-    b.load_state_dict(state)
-    twin.add(Episodes(3).block(story(33)))
-    twin.sample()
-    one, other = b.sample(), twin.sample()
-    one.index[:] -= b.memory.base  # keys of this process continue above those that were given out
-    assert same(one, other)
-    b.close()
-
-
 def test_goals_that_another_process_overwrites_are_chosen_again(tmp_path):
     "While a batch is made, the writer takes the slots of the rows whose goals were chosen"
     episodes, writer = Episodes(1), on_disk(tmp_path)

@@ -15,6 +15,7 @@ from fastrl_replay.all import *
 from fastrl_replay.testing import same
 from scripted import Queue, elsewhere, everything, numbered, with_columns
 from strategies import cases
+from stories import EVENTS, Story
 from test_samplers import Plain
 
 KINDS = 'proportional', 'rank'
@@ -40,9 +41,7 @@ def close(a, b, rtol=1e-9):
 # ---- the oracle ----
 
 
-class Story:
-    "A replay and its model, which must agree after whatever happens"
-
+class Prioritized(Story):
     def __init__(self, kind, alpha, eps, initial, weight_norm, stratified, beta, max_sz, bs):
         settings = dict(max_sz=max_sz, kind=kind, alpha=alpha, eps=eps, initial=initial)
         sampler = Proportional if kind == 'proportional' else Ranked
@@ -57,8 +56,15 @@ class Story:
     def chances(self):
         return dict(sorted(zip(*(x.tolist() for x in self.model.line()))))
 
-    def added(self, td):
-        "Rows with these errors have come in; of a large block only the last ones are there"
+    def drawable(self):
+        return len(self.model.p)
+
+    def block(self, n):
+        return surprising(self.tds(n), self.end)
+
+    def came(self, block):
+        "Rows have come in; of a large block only the last ones are there"
+        td = block.rows['td']
         keys = range(self.end, self.end + len(td))[-self.kw['max_sz'] :]
         self.end += len(td)
         if len(keys):
@@ -68,19 +74,11 @@ class Story:
         return self.rng.choice([0, 0, 1e-3, 0.5, -2, 2, -3, 7, 100, 1 / 3], n)
 
     def add(self, n, env):
-        td = self.tds(n or int(not self.end))  # the first block has rows
-        first = self.end
-        keys = self.replay.add(surprising(td, first, env % 3))
-        self.added(td)
-        assert keys.tolist() == list(range(first, first + len(td)))
-
-    def sample(self, n, _):
-        n = n or self.replay.bs
-        if len(self.model.p) < n:
-            with pytest.raises(NotEnoughRows):
-                self.replay.sample(n)
-        else:
-            self.drew(self.replay.sample(n), n)
+        block, first = self.block(n or int(not self.end)), self.end  # the first block has rows
+        block.rows['env_id'] = env % 3
+        keys = self.replay.add(block)
+        self.came(block)
+        assert keys.tolist() == list(range(first, first + len(block)))
 
     def drew(self, batch, n):
         p, keys = self.chances(), batch.index.tolist()
@@ -110,15 +108,7 @@ class Story:
 
     def refused(self, n, which):
         state, end, here = everything(self.replay), self.end, list(self.model.p)[:n]
-        block = surprising(self.tds(n + 1), end)
-        if which % 3 == 0:
-            block.rows['state'][n, 1] = np.nan
-        elif which % 3 == 1:
-            block.rows['env_id'][n] = -1
-        else:
-            block = block[None]
-        with pytest.raises(BlockError):
-            self.replay.add(block)
+        self.refuse(self.block(n + 1), n, which)
         with pytest.raises(StaleKey, match='never given out'):
             self.replay.update_priorities(
                 [*here, (end, -1, 2**62)[which % 3]], [50.0] * (len(here) + 1)
@@ -130,28 +120,6 @@ class Story:
                 self.replay.update_priorities(here, [50.0] * (len(here) - 1) + [np.nan])
         assert same(everything(self.replay), state)
 
-    def restart(self, n, seed):
-        twin, old = PrioritizedReplay(self.queue, seed=seed + 1, **self.kw), self.replay
-        twin.load_state_dict(everything(old))
-        self.replay = twin
-        if len(old) >= old.bs:
-            a, b = old.sample(), twin.sample()
-            assert a == b and old.stats() == twin.stats()
-            self.drew(b, old.bs)
-
-    def through(self, n, frozen):
-        "A block comes from the source, into a frozen memory or not"
-        self.replay.freeze_memory = bool(frozen % 2) and len(self.replay) >= self.replay.bs
-        td = self.tds(n)
-        self.queue.blocks.append(surprising(td, self.end))
-        batches = list(self.replay)
-        if not self.replay.freeze_memory:
-            self.added(td)
-        assert len(batches) == (len(self.model.p) >= self.replay.bs)
-        for b in batches:
-            self.drew(b, self.replay.bs)
-        self.replay.freeze_memory = False
-
     def check(self):
         want, s = self.chances(), self.replay.stats()
         assert self.replay.memory.keys.tolist() == list(want)
@@ -161,9 +129,6 @@ class Story:
             never = np.mean([k not in self.drawn for k in want])
             close(s['ess'], 1 / sum(p * p for p in want.values()))
             assert s['never_drawn'] == pytest.approx(never)
-
-
-EVENTS = 'add add sample sample late late through refused restart'.split()
 
 
 events = st.tuples(st.sampled_from(EVENTS), st.integers(0, 9), st.integers(0, 11))
@@ -190,7 +155,7 @@ def test_it_agrees_with_a_dict(events, settings):
     """Adding, drawing, late TD errors, refusals, restarts, freezing, in any order.
 
     Compares probabilities, weights, counts and rows."""
-    story = Story(**settings)
+    story = Prioritized(**settings)
     for what, a, b in events:
         getattr(story, what)(a, b)
         story.check()
@@ -200,7 +165,7 @@ def test_it_agrees_with_a_dict(events, settings):
 @pytest.mark.parametrize('initial', ['largest', 'max_ever', 'td'])
 def test_a_long_story_agrees_with_a_dict(kind, initial):
     "Trees of several levels, blocks around the corner and beyond the memory"
-    story = Story(kind, 0.6, 1e-6, initial, 'memory', True, 0.4, 300, 40)
+    story = Prioritized(kind, 0.6, 1e-6, initial, 'memory', True, 0.4, 300, 40)
     rng = np.random.default_rng(1)
     for i in range(60):
         what = rng.choice(EVENTS)

@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from fastrl_replay.all import *
 from fastrl_replay.testing import same, through_file
 from scripted import Queue, elsewhere, everything, numbered, with_columns
+from stories import EVENTS, Story
 from strategies import bits, cases, numpy_leaves, pairs
 
 HIDDEN = dict(
@@ -110,9 +111,7 @@ class Model:
 SETTINGS = dict(eta=0.9, alpha=0.9, eps=1e-6, beta=0.6, prioritized=True, state='stored', bs=1)
 
 
-class Story:
-    "A replay and its model, which must agree after whatever happens"
-
+class OfSequences(Story):
     def __init__(self, sizes, hidden=None, n=False, seed=0, envs=(0, 0, 0, 1, 2, 17, 60), **kw):
         self.kw = {**SETTINGS, **sizes, **kw}
         self.kw['bs'] = min(self.kw['bs'], self.kw['max_sz'])
@@ -154,15 +153,18 @@ class Story:
         steps = self.block(n * n // 4)
         first = len(self.model.rows)
         assert self.replay.add(steps).tolist() == list(range(first, first + len(steps)))
+        self.came(steps)
+
+    def came(self, steps):
         self.model.add(steps.rows)
 
-    def sample(self, n, _):
-        n = n or self.replay.bs
-        if len(self.model.seqs) < n:
-            with pytest.raises(NotEnoughRows):
-                self.replay.sample(n)
-        else:
-            self.drew(self.replay.sample(n), n)
+    def drawable(self):
+        return len(self.model.seqs)
+
+    def through(self, n, frozen):
+        at = dict(self.at)
+        if super().through(n, frozen):
+            self.at = at
 
     def drew(self, batch, n):
         m, length = self.model, self.kw['length']
@@ -214,15 +216,8 @@ class Story:
 
     def refused(self, n, which):
         state, at, here = everything(self.replay), dict(self.at), list(self.model.seqs)[:n]
-        block, self.at = self.block(n + 1), at
-        if which % 3 == 0:
-            block.rows['state'][n, 1] = np.nan
-        elif which % 3 == 1:
-            block.rows['env_id'][n] = -1
-        else:
-            block = block[None]
-        with pytest.raises(BlockError):
-            self.replay.add(block)
+        self.refuse(self.block(n + 1), n, which)
+        self.at = at
         width, end = self.kw['length'] - self.kw['burn_in'], len(self.model.rows)
         inside = [k for k in range(self.model.oldest(), end) if k not in self.model.seqs]
         for wrong in end, -1, *inside[:1]:
@@ -235,31 +230,6 @@ class Story:
             with pytest.raises(ValueError, match='TD error'):
                 self.replay.update_priorities(full, np.full((len(full), width), np.nan))
         assert same(everything(self.replay), state)
-
-    def restart(self, n, seed):
-        twin, old = SequenceReplay(self.queue, seed=seed + 1, **self.kw), self.replay
-        twin.load_state_dict(everything(old))
-        self.replay = twin
-        if len(old) >= old.bs:
-            a, b = old.sample(), twin.sample()
-            assert a == b and old.stats() == twin.stats()
-            self.drew(b, old.bs)
-
-    def through(self, n, frozen):
-        "A block comes from the source, into a frozen memory or not"
-        at = dict(self.at)
-        block = self.block(n)
-        self.queue.blocks.append(block)
-        self.replay.freeze_memory = bool(frozen % 2) and len(self.replay) >= self.replay.bs
-        batches = list(self.replay)
-        if self.replay.freeze_memory:
-            self.at = at
-        else:
-            self.model.add(block.rows)
-        assert len(batches) == (len(self.model.seqs) >= self.replay.bs)
-        for b in batches:
-            self.drew(b, self.replay.bs)
-        self.replay.freeze_memory = False
 
     def check(self):
         m, s = self.model, self.replay.stats()
@@ -276,7 +246,6 @@ class Story:
             assert s['ess'] == pytest.approx(p.sum() ** 2 / (p**2).sum())
 
 
-EVENTS = 'add add add sample sample late late through refused restart'.split()
 sizes = st.integers(1, 7).flatmap(
     lambda n: st.fixed_dictionaries(
         dict(
@@ -311,7 +280,7 @@ def test_any_story_agrees_with_the_reference(events, sizes, settings):
     """Adding, drawing, late TD errors, refusals, restarts, freezing.
 
     Compares every row and state that is drawn, priorities, weights, counts."""
-    story = Story(sizes, **settings)
+    story = OfSequences(sizes, **settings)
     for what, a, b in events:
         getattr(story, what)(a, b)
         story.check()
@@ -320,7 +289,7 @@ def test_any_story_agrees_with_the_reference(events, sizes, settings):
 @pytest.mark.parametrize('hidden', [None, 'nested'])
 def test_a_long_story_agrees_with_the_reference(hidden):
     "Deep trees, tables that grow, blocks that wrap or exceed the memory, eight environments"
-    story = Story(
+    story = OfSequences(
         dict(max_sz=300, length=6, burn_in=2, overlap=4),
         hidden=hidden,
         n=hidden is None,

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from fastrl_replay.all import *
 from fastrl_replay.steps.row_dtypes import extend_dtype
 from fastrl_replay.testing import through_file
-from scripted import numbered, take
+from scripted import numbered
 from strategies import bits, cases, numpy_leaves, scribble
 
 TAILS = 'shift', 'pad', 'drop'
@@ -182,26 +182,6 @@ def test_sequences_own_their_memory():
     assert block == copy
     block.rows.view(np.uint8)[:] = 255
     assert chunker.chunk(copy[11:]) == want[4:]
-
-
-# ---- in a chain ----
-
-
-def test_passes_go_on():
-    "A stepper's next pass continues in mid-episode; sequences that were complete come first"
-
-    def chain():
-        scripts = [script(3, 9), script(3, 4, env=1), script(3, env=2)]
-        return GymStepper(ScriptedVectorEnv(scripts, 'NextStep'), seed=0).chunk_sequences(3, 1)
-
-    pipe = chain()
-    assert [x for n in (1, 1, 2, 0, 5, 3, 28) for x in islice(pipe, n)] == take(chain(), 40)
-
-
-def test_a_list_read_twice_ends_what_was_pending():
-    "Its first row is step 1 again: the old episode is over"
-    pipe = Items(scripted_steps([script(9)], 5)).chunk_sequences(3)
-    assert [steps_of(pipe) for _ in range(2)] == [[[1, 2, 3]], [[3, 4, 5], [1, 2, 3]]]
 
 
 # ---- saving ----
