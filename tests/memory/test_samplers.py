@@ -108,16 +108,6 @@ def test_keys_may_be_of_any_size(first):
         assert p.tolist() == [1 / 7] * n
 
 
-@pytest.mark.parametrize('n', [5, 50])
-def test_eviction_leaves_the_rest_as_likely(n):
-    s, places = Uniform(3).fresh(capacity=70), []
-    for i in range(3000):
-        s.added(np.arange(i * 7, (i + 1) * 7))
-        if i >= 9:
-            places.append(s.sample(n)[0] - (s.end - 70))
-    assert fair(np.bincount(np.concatenate(places), minlength=70), (1 - n / 70) * 70 / 69)
-
-
 def test_too_few_keys_are_an_error_that_counts_them():
     for N, n, replacement in (0, 1, False), (3, 4, False), (0, 5, True):
         s = sampler(N, replacement=replacement)
@@ -324,25 +314,6 @@ def test_story_of_priorities(kind, capacity, alpha, eps, stratified, ever, start
             plain.update(keys.tolist(), td.tolist())
         for s in alive:
             agree(s, plain)
-
-
-@pytest.mark.parametrize('kind', [Proportional, Ranked])
-def test_priorities_that_are_all_zero_can_be_drawn(kind):
-    s = make(kind, 5, eps=0)
-    for n in 0, 1:
-        with pytest.raises(NotEnoughRows, match=f'{kind.__name__}: keys to draw; got 0'):
-            s.sample(n)
-    s.added(np.arange(13, 17))
-    s.update(np.arange(13, 17), np.zeros(4))
-    p = np.full(4, 0.25)
-    if kind is Ranked:  # the slots of these keys are 3, 4, 0 and 1
-        p = np.array([3, 4, 1, 2]) ** -0.6
-    np.testing.assert_allclose(s.probabilities(), p / p.sum())
-    if kind is Proportional:
-        assert s.sample(8)[0].tolist() == [15, 15, 16, 16, 13, 13, 14, 14]  # by slots
-    s.forget(17)  # all are gone
-    with pytest.raises(NotEnoughRows):
-        s.sample(1)
 
 
 @pytest.mark.parametrize('kind', [Proportional, Ranked])

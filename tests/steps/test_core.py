@@ -249,16 +249,6 @@ def test_bytes_give_the_same_columns_as_rows(obs, act, shape, pick):
     assert bits(there.done) == bits(steps.done)
 
 
-def test_meta_has_the_same_columns():
-    steps = block((2, 3), DEEP)
-    ghost = steps.to('meta')
-    for n in DEEP.names:
-        for (_, a), (_, b) in zip(pairs(steps.rows[n], ghost[n]), pairs(steps.rows[n], steps[n])):
-            assert (a.shape, a.dtype, a.device.type) == (b.shape, b.dtype, 'meta')
-    with pytest.raises(RuntimeError, match=r"\.to\('cpu'\)\.rows"):
-        ghost.rows
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
 def test_a_gpu_holds_the_same_columns():
     for steps in block(5), block((2, 3), DEEP), block(()):
