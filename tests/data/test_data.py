@@ -17,7 +17,7 @@ from fastrl_replay.cli import main
 from fastrl_replay.testing import through_file
 
 minari = pytest.importorskip('minari')
-sb3 = pytest.importorskip('stable_baselines3')
+pytest.importorskip('stable_baselines3')
 pa = pytest.importorskip('pyarrow')
 from pyarrow import parquet
 from stable_baselines3.common import buffers

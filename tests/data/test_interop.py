@@ -77,10 +77,6 @@ def ints():
     return Items([Steps(numbered(1, i).rows) for i in range(12)])
 
 
-def number(b):
-    return b.reward.tolist()
-
-
 SOURCES = dict(
     wrapper=lambda: nodes.IterableWrapper(ints()),
     loader=lambda: nodes.Loader(nodes.IterableWrapper(list(ints()))),

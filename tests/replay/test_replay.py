@@ -21,10 +21,6 @@ def filled(n, bs=4, max_sz=None, **kw):
     return replay
 
 
-def steps(n=10):
-    return scripted_steps([script(3, -2, 1), script(1, 4, -1, env=1)], n)
-
-
 def rewards(steps):
     return [int(r) for r in steps.reward.reshape(-1)]
 
@@ -183,18 +179,11 @@ def test_memory_reads_like_the_list_of_the_last_rows(sizes, max_sz, data):
 # ---- what is not taken ----
 
 
-def other(**columns):
-    b = numbered(4, 100)
-    for n, v in columns.items():
-        b.rows[n] = v
-    return b
-
-
 def test_a_bad_block_in_the_stream_stops_it_with_the_columns_name():
     "NaN names row, column and environment; the good blocks before it are there"
-    replay = ExperienceReplay(
-        [numbered(4), other(next_state=[[0, 0], [0, 0], [np.nan, 0], [0, 0]])], bs=1
-    )
+    bad = numbered(4, 4)
+    bad.next_state[2, 0] = np.nan
+    replay = ExperienceReplay([numbered(4), bad], bs=1)
     with pytest.raises(BlockError, match="row 2 of the block has a NaN in column 'next_state'"):
         take(replay, 5)
     assert len(replay) == 4
