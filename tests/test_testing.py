@@ -42,33 +42,10 @@ def single(scripts, n):
     return rows
 
 
-def vector(scripts, n, mode):
-    "Step a vector of them, and keep the true transitions by gymnasium's own rules"
-    env = ScriptedVectorEnv(scripts, mode)
-    rows = [[] for _ in scripts]
-    obs, _ = env.reset(seed=0)
-    obs = obs.copy()
-    ended = np.zeros(len(scripts), bool)
-    while min(map(len, rows)) < n:
-        after, reward, terminated, truncated, info = env.step(np.zeros(len(scripts), int))
-        done = terminated | truncated
-        for e in range(len(scripts)):
-            if mode == 'NextStep' and ended[e]:
-                continue
-            last = info['final_obs'][e] if mode == 'SameStep' and done[e] else after[e]
-            flags = bool(terminated[e]), bool(truncated[e])
-            rows[e].append((e, tuple(obs[e]), reward[e], tuple(last), *flags))
-        obs = after.copy()
-        ended = done
-        if mode == 'Disabled' and done.any():
-            obs = env.reset(options=dict(reset_mask=done))[0].copy()
-    return [row for stream in rows for row in stream[:n]]
-
-
 @cases(40)
 @given(st.lists(lengths, min_size=1, max_size=3), st.integers(1, 25))
 def test_scripted_environments_play_their_scripts(episodes, n):
-    "Single environments, and vectors in all autoreset modes, give the transitions of the lists"
+    "They give the transitions of the lists"
     scripts = [script(*e, env=i) for i, e in enumerate(episodes)]
     blocks = [b.rows for b in scripted_steps(scripts, n)]
     want = [
@@ -77,8 +54,6 @@ def test_scripted_environments_play_their_scripts(episodes, n):
         for r in (block[e] for block in blocks)
     ]
     assert single(scripts, n) == want
-    for mode in 'NextStep', 'SameStep', 'Disabled':
-        assert vector(scripts, n, mode) == want, mode
 
 
 def test_scripted_environments_guard_their_use():
