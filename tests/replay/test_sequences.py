@@ -270,7 +270,7 @@ settings = st.fixed_dictionaries(
         seed=st.integers(0, 99),
     )
 )
-events = st.tuples(st.sampled_from(EVENTS), st.integers(0, 9), st.integers(0, 11))
+events = st.tuples(st.sampled_from(['add', *EVENTS]), st.integers(0, 9), st.integers(0, 11))
 
 
 @pytest.mark.filterwarnings('ignore:.*is less than burn_in')
@@ -298,7 +298,7 @@ def test_a_long_story_agrees_with_the_reference(hidden):
         envs=(0, 1, 2, 3, 17, 33, 90, 400),
     )
     for i in range(120):
-        what = story.rng.choice(EVENTS)
+        what = story.rng.choice(['add', *EVENTS])
         getattr(story, what)(int(story.rng.choice([0, 1, 9, 20, 40])), int(story.rng.integers(12)))
         if i % 5 == 0:
             story.check()
