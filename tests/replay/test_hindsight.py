@@ -224,6 +224,15 @@ def test_what_is_no_reward(wrong, words):
 # ---- with the other parts ----
 
 
+def test_weights_are_those_of_the_sampler():
+    sampler = Proportional(100, alpha=1.0, eps=0.0, seed=0)
+    replay = made(bs=50, sampler=sampler, max_sz=100, beta=1.0)
+    keys = replay.add(Episodes(1).block([(0, None)] * 100))
+    replay.update_priorities(keys, np.where(keys < 10, 9.0, 1.0))
+    batch = replay.sample(100)
+    assert torch.allclose(batch.weight, torch.where(batch.index < 10, 1 / 9, 1.0))
+
+
 def test_a_checkpoint_of_other_settings():
     a = made()
     a.add(Episodes(1).block([(0, None)] * 4))

@@ -52,6 +52,7 @@ class Prioritized(Story):
         )
         self.queue, self.rng = Queue(), np.random.default_rng(0)
         self.replay = PrioritizedReplay(self.queue, seed=0, **self.kw)
+        assert self.replay.sampler.stratified == stratified
 
     def chances(self):
         return dict(sorted(zip(*(x.tolist() for x in self.model.line()))))

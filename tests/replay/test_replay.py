@@ -123,11 +123,14 @@ def test_wrong_numbers_are_refused_at_once(kw, says):
 # ---- drawing ----
 
 
-def test_seeds_decide_the_draws():
+@pytest.mark.parametrize('kind', [ExperienceReplay, PrioritizedReplay, SequenceReplay])
+def test_seeds_decide_the_draws(kind):
     "Without a seed they differ each time; global generators are neither used nor changed"
 
     def made(seed):
-        return draws(filled(1000, seed=seed), 20)
+        replay = kind(bs=4, max_sz=1000, seed=seed)
+        replay.add(numbered(1000))
+        return draws(replay, 20)
 
     before = np.random.get_state()[1].copy(), torch.random.get_rng_state()
     assert made(3) == made(3) == made(np.int64(3))
