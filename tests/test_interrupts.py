@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fastrl_replay.all import *
+from fastrl_replay.steps.row_dtypes import extend_dtype
 from bytecodes import interrupted
 from scripted import numbered
 from strategies import bits
@@ -21,14 +22,15 @@ MAX_SZ, LENGTH = 8, 3
 
 
 def stream():
-    "Return rows of two environments in turn, in episodes of five steps; rewards are the keys"
-    rows = np.zeros(30, numbered(1).dtype)
+    "Return rows in episodes of five steps; rewards and recurrent states are the keys"
+    rows = np.zeros(30, extend_dtype(numbered(1).dtype, hidden=('f4', (1,))))
     key = np.arange(30)
     step = key // 2
     rows['env_id'] = key % 2
     rows['episode_n'] = step // 5 + 1
     rows['step_n'] = step % 5 + 1
     rows['reward'] = key
+    rows['hidden'] = key[:, None]
     rows['terminated'] = rows['step_n'] == 5
     rows['state'] = key[:, None]
     rows['next_state'] = key[:, None] + 2
@@ -88,6 +90,7 @@ def check(replay):
     first, known = batch.reward, {*keys}
     if isinstance(replay, SequenceReplay):
         first, known = batch.reward[:, 0], drawable(ROWS[:n], keys[0])
+        assert batch.hidden[:, 0].tolist() == batch.index.tolist()
     assert first.tolist() == batch.index.tolist()
     assert {*batch.index.tolist()} <= known
     probabilities = replay.drawable()['probability']
