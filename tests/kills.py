@@ -24,7 +24,7 @@ from fastrl_replay.steps.row_dtypes import step_dtype
 
 # ---- what rows must be ----
 
-N, ENVS, LENGTH, BURN_IN, OVERLAP = 1 << 17, 7, 5, 0, 2  # rows that can come; sequences
+N, LENGTH, BURN_IN, OVERLAP = 1 << 17, 5, 0, 2  # rows that can come; sequences
 
 
 def mixed(x):

@@ -8,13 +8,10 @@ import gymnasium as gym, numpy as np, torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 import fastrl_replay
-from fastrl_replay.steps.batches import Sequences, burn_in_of, each_of
-from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.row_dtypes import extend_dtype, leaves, step_dtype
-from fastrl_replay.envs.stepper import GymStepper, GymTypeTransform
-from fastrl_replay.generic import TypeTransformLoop, dp
-from fastrl_replay.replay.experience import ExperienceReplay
-from fastrl_replay.testing import ScriptedEnv, through_file
+from fastrl_replay.all import *
+from fastrl_replay.steps.batches import burn_in_of, each_of
+from fastrl_replay.steps.row_dtypes import extend_dtype, leaves
+from fastrl_replay.testing import through_file
 
 MODES = 'NextStep', 'SameStep', 'Disabled'
 
@@ -271,17 +268,3 @@ def in_blocks(*sizes):
     "Numbered rows in blocks of these sizes"
     ends = np.cumsum(sizes)
     return [numbered(n, end - n) for n, end in zip(sizes, ends)]
-
-
-def seed_002(envs, total_steps, seed=0, replay=True, **kwargs):
-    "Both pipelines of seed 002, line by line; only the imports are new"
-    pipe = dp.map.Mapper(envs)
-    pipe = TypeTransformLoop(pipe, [GymTypeTransform])
-    pipe = dp.iter.MapToIterConverter(pipe)
-    pipe = dp.iter.InMemoryCacheHolder(pipe)
-    pipe = pipe.cycle()
-    pipe = GymStepper(pipe, seed=seed)
-    if replay:
-        pipe = ExperienceReplay(pipe, **kwargs)
-    steps = [step for _, step in zip(*(range(total_steps), pipe))]
-    return steps, pipe

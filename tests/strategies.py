@@ -76,6 +76,32 @@ def numbers(n, dtype, seed=0):
     return rows
 
 
+ENVS = [0, 3, 15, 4000]
+
+
+def story(program, dtype):
+    """Return what a string of bytes tells: (rows, cuts).
+
+    A byte is a step of one of four environments, which goes on, terminates, is truncated, does
+    both, or is never heard of again (and an episode with the same or another number begins). It
+    may also end a block, before an empty one or a save."""
+    rows, cuts, place = numbers(len(program), dtype, len(program)), [], [[1, 0] for _ in ENVS]
+    for i, (b, r) in enumerate(zip(program, rows)):
+        env, what = place[b & 3], b >> 2 & 7
+        env[1] += 1
+        r['env_id'], r['episode_n'], r['step_n'] = ENVS[b & 3], *env
+        r['terminated'], r['truncated'] = what in (1, 3), what in (2, 3)
+        if what in (1, 2, 3, 4):
+            env[:] = env[0] + 1, 0
+        if what == 5:
+            env[1] = 0  # the same number again
+        if what == 6:
+            env[:] = env[0] + 1, 7  # another episode, joined in its middle
+        if b >> 5 & 3:
+            cuts.append((i + 1, b >> 5 & 3))
+    return rows, cuts
+
+
 def scribble(rows, seed=0):
     "Fill each plain field with random bits (NaN included); booleans stay 0 or 1"
     rng = np.random.default_rng(seed)
@@ -116,3 +142,15 @@ def equal(a, b):
         assert bits(x) == bits(y)
     if hasattr(type(a), 'burn_in'):
         assert a._each == b._each
+
+
+def same_memory(line, plain, seed=0):
+    "Check that both hold the same rows, and give the same windows and steps along episodes"
+    assert (line.keys == plain.keys).all()
+    if not len(plain):
+        return
+    keys = np.random.default_rng(seed).choice(plain.keys, 9)
+    equal(line[:], plain[:])
+    equal(line.batch(keys, np.ones(9)), plain.batch(keys, np.ones(9)))
+    equal(line.windows(keys, 4), plain.windows(keys, 4))
+    assert (line.walk(keys, [1, -1]) == plain.walk(keys, [1, -1])).all()

@@ -116,7 +116,7 @@ BAD = {  # how a block is spoiled; what is said of it, and by whom if it is the 
     'packed': (packed, 'a packed dtype; expected an aligned one', TAKES),
     'objects': (objects, 'no Python objects', TAKES),
     'other states': (columns(state=('f4', (3,))), None, []),
-    'index': (columns(index='i8'), "column 'index'; got one that is there", STAMPED),
+    'index': (columns(index='i8'), "column 'index'; got .*put it before the replay", STAMPED),
     'mask': (columns(mask='?'), "column 'mask'; got one that is there", SEQUENCES),
     'discount': (columns(discount='f4'), "columns of an n_step already", ['NStep']),
     'n of floats': (columns(n='f4'), "column 'n'|n_skip before n_step", ['NStep', SEQUENCES[0]]),
@@ -127,6 +127,7 @@ BAD = {  # how a block is spoiled; what is said of it, and by whom if it is the 
     'env_id -1': (values(env_id=-1), "row 2 .*'env_id'; got -1; expected a number from 0", COUNT),
     'env_id 2**24': (values(env_id=1 << 24), "row 2 .*'env_id'; got 16777216", COUNT),
     'far, then bad': (values(env_id=[900, -1]), 'row 3 .*got -1', COUNT),  # no room is made for 900
+    'far, then NaN': (values(env_id=[900, 1], reward=[0, np.nan]), 'reward', ['NStep', *MEMORIES]),
 }
 
 

@@ -17,58 +17,6 @@ import readme
 
 # ---- words ----
 
-WORDS = {  # what notebooks, README and changelog don't say: what they say instead
-    r'contestants?': 'entries, runs',
-    r'dice': 'RNG state, random generator',
-    r'deaths?': 'crashes',
-    r'crews?': 'environment group',
-    r'lanes?': 'environment slot',
-    r'oftener': 'more often',
-    r'whoever': 'the caller, a loop that …',
-    r'nobody': 'no caller, not …',
-    r'by hand': 'on paper, directly, as a plain loop',
-    r'of (?:its|their|his|her|your|my|our) own': 'separate, new, your own …',
-    r'mood(?:y|s)?': 'unstable across seeds',
-    r'good neighbours': 'interoperability',
-    r'in disguise': 'autoreset pseudo-step',
-    r'another hand': 'a reference implementation',
-    r'map of the house': 'module overview',
-    r'networks? that remembers?': 'recurrent network',
-    r'what a policy may say': 'policy outputs',
-    r'what a person \w+': 'usage',
-    r'(?:asked )?in vain': 'output discarded',
-    r'dues|owes|owed|pays': 'the batches that are due',
-    r'everybody.?s figures': 'full results',
-    r'behind one door': 'adapters',
-    r'behind `\w+`': 'after',
-    r'new rows get': 'initial priority',
-    r'bunch(?:es)?': 'chunk',
-    r'late answers?': 'delayed priority updates',
-    r'strangers?': 'untrusted, unrelated',
-    r'same life': 'the same episodes',
-    r'hardly ever met': 'sparse rewards',
-    r'actions that are numbers': 'continuous actions',
-    r'tak(?:en|e|es) up again': 'resumed',
-    r'finds? their way': 'are routed to',
-    r'what comes? of it': 'results, effect',
-    r'shall': 'must, is to be',
-    r'lost endings?': 'final observations are kept',
-    r'(?:rows|keys|environments|agents|programs) (?:that )?come and go': 'are added and removed',
-    r'returns while (?:it|they) explores?': 'training returns',
-    r'(?:go|goes) on to the last bit': 'bit-exact',
-    r'who tries': 'to try …',
-    r'surprised you': 'TD errors',
-    r'contests? that (?:is|are) lost': 'who is faster',
-    r'a row has a name': 'a permanent key',
-    r'types a line': 'run one command',
-    r'hears? of (?:it|these|this)': 'is notified',
-    r'brings? errors back': 'priority feedback',
-    r'order of the house': 'module order',
-    r'own tail': 'chase itself',
-    r'fast as the bare array': 'faster or slower than what, at what',
-}
-OLD_NAMES = {'`bunch=`', '`contestants`'}  # which the changelog gives beside the new ones
-
 
 def texts():
     "Yield a text's place and the text: cells without outputs, and what is beside the notebooks."
@@ -78,16 +26,6 @@ def texts():
     files = 'README.md CONTRIBUTING.md CHANGELOG.md CITATION.cff settings.ini'
     for path in [*(ROOT / name for name in files.split()), *ROOT.glob('nbs/*.md')]:
         yield path.name, path.read_text(encoding='utf-8')
-
-
-def test_words_are_those_of_the_field():
-    found = []
-    words = re.compile(rf'\b(?:{"|".join(WORDS)})(?!\w)', re.I)
-    for place, text in texts():
-        for old in OLD_NAMES:
-            text = text.replace(old, '')
-        found += [f'{place}: {m[0]}' for m in words.finditer(text)]
-    assert not found, '\n'.join([*found, 'WORDS in tests/test_docs.py has other words for these'])
 
 
 LEFT_OVER = {  # in outputs: what they look like, and what it is

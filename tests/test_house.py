@@ -81,16 +81,6 @@ SURFACE = {
     'parallel.ranks': 'RankError RankWeights Ranks Rounds',
 }
 
-# A stranger's first script, run with the installed wheel and nothing else.
-PIPELINE = """
-import fastrl_replay
-from fastrl_replay.all import *
-pipe = GymStepper(['CartPole-v1']*2, seed=0).experience_replay(bs=8, max_sz=100)
-batch = next(iter(pipe))
-assert tuple(batch.state.shape) == (8, 4), batch
-print(fastrl_replay.__file__)
-"""
-
 # ---- helpers ----
 
 

@@ -12,22 +12,25 @@ import numpy as np
 import pytest
 
 from fastrl_replay.all import *
+from fastrl_replay.steps.row_dtypes import extend_dtype
 from bytecodes import interrupted
 from scripted import numbered
 from strategies import bits
+from test_sequence import naive
 
 MAX_SZ, LENGTH = 8, 3
 
 
 def stream():
-    "Return rows of two environments in turn, in episodes of five steps; rewards are the keys"
-    rows = np.zeros(30, numbered(1).dtype)
+    "Return rows in episodes of five steps; rewards and recurrent states are the keys"
+    rows = np.zeros(30, extend_dtype(numbered(1).dtype, hidden=('f4', (1,))))
     key = np.arange(30)
     step = key // 2
     rows['env_id'] = key % 2
     rows['episode_n'] = step // 5 + 1
     rows['step_n'] = step % 5 + 1
     rows['reward'] = key
+    rows['hidden'] = key[:, None]
     rows['terminated'] = rows['step_n'] == 5
     rows['state'] = key[:, None]
     rows['next_state'] = key[:, None] + 2
@@ -72,15 +75,8 @@ def answer(replay, keys, td):
 
 
 def drawable(rows, oldest):
-    "Return the first keys of the complete sequences among these rows, by a plain loop"
-    firsts = set()
-    for env in set(rows['env_id']):
-        for episode in set(rows['episode_n']):
-            keys = np.flatnonzero((rows['env_id'] == env) & (rows['episode_n'] == episode))
-            starts = [*range(0, len(keys) - LENGTH + 1, LENGTH - 1)]
-            if len(keys) and rows['terminated'][keys[-1]]:
-                starts.append(len(keys) - LENGTH)
-            firsts |= {keys[s] for s in starts}
+    "Return the first keys of the complete sequences among these rows"
+    firsts = {numbers[0] for _, numbers in naive(rows, LENGTH, 1, 'shift')}
     return {key for key in firsts if key >= oldest}
 
 
@@ -94,6 +90,7 @@ def check(replay):
     first, known = batch.reward, {*keys}
     if isinstance(replay, SequenceReplay):
         first, known = batch.reward[:, 0], drawable(ROWS[:n], keys[0])
+        assert batch.hidden[:, 0].tolist() == batch.index.tolist()
     assert first.tolist() == batch.index.tolist()
     assert {*batch.index.tolist()} <= known
     probabilities = replay.drawable()['probability']

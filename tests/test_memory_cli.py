@@ -27,18 +27,6 @@ def files(d):
     }
 
 
-def test_the_command_changes_nothing(tmp_path, capsys, monkeypatch):
-    "It prints, and writes a page; the directory is as it was, to the last byte and time"
-    monkeypatch.chdir(tmp_path)
-    replay = PrioritizedReplay(bs=4, max_sz=90, store=Rows('m'))
-    replay.add(rows_of(120))
-    replay.close()
-    before = files(tmp_path / 'm')
-    said = here(capsys, 'memory', 'm', '--html', 'm.html')
-    assert '90 rows' in said and 'keys 30 to 119' in said and 'm.html' in said
-    assert files(tmp_path / 'm') == before and Path('m.html').exists()
-
-
 # ---- errors ----
 
 DAMAGE = {

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 
 from fastrl_replay.all import *
 from fastrl_replay.generic import Filter, Map, TypeTransformLoop, dp
-from fastrl_replay.pipe import Positioned, as_pipe
-from fastrl_replay.steps.states import anything
+from fastrl_replay.pipe import as_pipe
 from fastrl_replay.testing import same, through_file
 from scripted import modules
 
@@ -149,65 +148,6 @@ def test_a_chain_saved_between_passes_goes_on_with_whole_ones(chain):
     b.load_state_dict(through_file(a.state_dict()))
     assert list(b) in (whole, [])
     assert list(b) == list(a) == whole
-
-
-class Twice(Positioned):
-    "Each item twice; the second one may be left for the next pass"
-
-    saved = dict(place=anything)
-    place = ''
-
-    def __iter__(self):
-        if self.place:
-            item = self.place
-            self.place = ''
-            yield item
-        for item in self.source:
-            self.place = item
-            yield item
-            self.place = ''
-            yield item
-
-    def _rewind(self):
-        pass
-
-    def _leave(self):
-        pass
-
-
-@pytest.mark.parametrize(
-    'above',
-    [
-        lambda: Items('abcd'),
-        lambda: Items('ab').cycle(2),
-        lambda: dp.iter.Mapper(Items('abcd'), up),
-        lambda: Items('abcd').in_memory_cache(),
-    ],
-    ids=['items', 'cycle', "torch's map", 'cache'],
-)
-@pytest.mark.parametrize('left', [1, 2])
-def test_what_a_pass_left_comes_first_in_a_restored_chain_too(above, left):
-    """After a pass is left, the next one gives what it left, and is saved before it asks for more.
-
-    Then it begins at the start of the source."""
-    a, b = Twice(above()).map(up), Twice(above()).map(up)
-    list(islice(a, left))
-    it = iter(a)
-    first = next(it)
-    b.load_state_dict(through_file(a.state_dict()))
-    rest = list(it)
-    assert list(b) == rest
-    assert len([first, *rest]) == len(list(above())) * 2 + left % 2
-    assert list(a) == list(b)
-
-
-@pytest.mark.parametrize('k', [0, 2, 4])
-def test_the_state_of_a_function_is_saved(k):
-    a, b = (Items('abcde').map(up).map(Joined()).filter(known) for _ in 'ab')
-    it = iter(a)
-    first = list(islice(it, k))
-    b.load_state_dict(through_file(a.state_dict()))
-    assert first + list(b) == ['A', 'AB', 'ABC', 'ABCD', 'BCDE'] == first + list(it)
 
 
 @pytest.mark.parametrize(
@@ -360,18 +300,6 @@ def test_torchs_map_is_for_torchs_pipes():
     assert list(dp.iter.Mapper(Items([('a', 'b')]), up, input_col=1)) == [('a', 'B')]
 
 
-@pytest.mark.parametrize(
-    'wrong, says',
-    [
-        (lambda: Items('ab').map(up, input_col=0), "Map.*unexpected keyword argument 'input_col'"),
-        (lambda: Items('ab').map(None), 'Map: fn; got NoneType; expected a function of one item'),
-    ],
-)
-def test_functions_that_do_not_fit_are_refused(wrong, says):
-    with pytest.raises(TypeError, match=says):
-        wrong()
-
-
 @pytest.mark.parametrize('n, limit', [(5, 3), (5, 5), (5, 9), (5, 0), (0, 3)])
 def test_header_is_islice(n, limit):
     "It asks for no item more, which may be expensive"
@@ -387,104 +315,6 @@ def test_header_is_islice(n, limit):
 def test_cycle_is_repetition(n, count):
     p = Items(range(n)).cycle(count)
     assert list(p) == list(p) == list(range(n)) * (count or 0)
-
-
-def test_cache_reads_once_and_gives_the_same_objects():
-    made = []
-    p = Items('abc').map(lambda x: made.append(x) or [x]).in_memory_cache()
-    assert [x is y for x, y in zip(list(p), list(p))] == [True] * 3
-    assert made == ['a', 'b', 'c']
-
-
-# ---- opening and closing ----
-
-
-class Opens(Pipe):
-    "Open something that must be closed once, and note it"
-
-    takes_any_item = True
-
-    def __init__(self, source, name, log, fails=''):
-        super().__init__(source)
-        self.name = name
-        self.log = log
-        self.fails = fails
-        self.opened = False
-
-    def __iter__(self):
-        self._open()
-        yield from self.source
-
-    def _open(self):
-        if self.fails == 'open':
-            raise OSError(self.name)
-        if not self.opened:
-            self.log.append(f'+{self.name}')
-        self.opened = True
-
-    def _close(self):
-        if not self.opened:
-            return
-        self.log.append(f'-{self.name}')
-        self.opened = False
-        if self.fails == 'close':
-            raise OSError(self.name)
-
-    def _in_worker(self, info):
-        self.log.append((self.name, info))
-
-
-def opening(log, fails=''):
-    pipe = 'abc'
-    for name in 'xyz':
-        pipe = Opens(pipe, name, log, 'close' if name in fails else '').map(up).filter(known)
-    return pipe.header(9)
-
-
-def test_a_chain_closes_once_from_the_last_stage_up():
-    log = []
-    pipe = opening(log)
-    pipe.close()
-    assert log == []  # nothing was opened
-    for _ in range(2):
-        pipe.open()
-    assert log == ['+x', '+y', '+z']
-    for _ in range(2):
-        pipe.close()
-    assert log[3:] == ['-z', '-y', '-x']
-    with pytest.raises(KeyError), pipe:
-        assert list(pipe) == ['A', 'C']
-        raise KeyError
-    assert log[6:] == ['+z', '+y', '+x', '-z', '-y', '-x']
-
-
-def test_all_are_closed_also_if_some_fail():
-    log = []
-    pipe = opening(log, 'xz')
-    pipe.open()
-    with pytest.raises(OSError, match='z'):
-        pipe.close()
-    assert log[3:] == ['-z', '-y', '-x']
-    log.clear()
-    with pytest.raises(OSError, match='bad'):
-        with Opens(Opens('ab', 'good', log), 'bad', log, 'open') as pipe:
-            pipe.open()
-    assert log == ['+good', '-good']
-
-
-def test_branches_that_meet_are_closed_once():
-    log = []
-    top = Opens('ab', 'top', log)
-    with Opens(Opens(top, 'l', log).concat(Opens(top, 'r', log)), 'both', log) as both:
-        both.open()
-    assert log == ['+top', '+r', '+l', '+both', '-both', '-l', '-r', '-top']
-
-
-def test_every_stage_learns_which_worker_it_is():
-    log = []
-    info = WorkerInfo(1, 3, 2)
-    opening(log).in_worker(info)
-    assert log == [(name, info) for name in 'zyx']
 
 
 # ---- texts ----

@@ -10,7 +10,6 @@ import sys
 from copy import deepcopy
 from itertools import islice
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -22,11 +21,10 @@ from fastrl_replay.steps.errors import Explained
 from fastrl_replay.testing import same, through_file
 from kills import forked
 from scripted import Remember, makers
+from test_replay import CONTRACT, SEQUENCES
 
 SCRIPTS = script(3, -2, 1), script(1, 4, -1, env=1), script(-6, env=2)
 BLOCKS = scripted_steps(SCRIPTS, 80)
-PLANE, THREE = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(3)
-TORQUE = spaces.Box(-2, 6, (1,))
 
 # ---- chains ----
 
@@ -39,81 +37,43 @@ def blocks():
     return Items(BLOCKS)
 
 
-def uniform(source=None, **kw):
-    return ExperienceReplay(source or blocks(), bs=4, **{'max_sz': 20, 'seed': 0, **kw})
+def uniform(**kw):
+    return ExperienceReplay(blocks(), bs=4, max_sz=20, seed=0, **kw)
 
 
-def prioritized(source=None, **kw):
-    return PrioritizedReplay(source or blocks(), bs=4, **{'max_sz': 30, 'seed': 0, **kw})
-
-
-def sequences(source=None, **kw):
-    options = dict(max_sz=40, length=4, burn_in=1, overlap=2, seed=0)
-    return SequenceReplay(source or blocks(), bs=2, **{**options, **kw})
+def ranked(**kw):
+    return PrioritizedReplay(blocks(), bs=4, kind='rank', max_sz=30, seed=0, **kw)
 
 
 def remember():
     return GymStepper(makers(SCRIPTS), Remember(), seed=0)
 
 
-def net(kind, *args, space=PLANE, actions=THREE):
+def carts(n, kind, *args):
     torch.manual_seed(7)
-    return kind(space, actions, *args)
+    model = kind(spaces.Box(-np.inf, np.inf, (4,)), spaces.Discrete(2), *args)
+    policy = EpsGreedy(model, LinearSchedule(0.9, 0.1, 40), seed=1)
+    return GymStepper(['CartPole-v1'] * n, policy, seed=0)
 
 
-def torques(steps):
-    "The same steps with numbers for actions"
-    rows = np.zeros(len(steps), step_dtype(PLANE, TORQUE))
-    for n in rows.dtype.names:
-        rows[n] = steps.rows[n][:, None] if n == 'action' else steps.rows[n]
-    return Steps(rows)
-
-
-def steered(spread):
-    actor, critics = (
-        net(actor_net, (4,), spread, actions=TORQUE),
-        net(Critics, (4,), actions=TORQUE),
-    )
-    return actor, critics, TORQUE
-
-
-def cartpole_policy(kind, *args):
-    space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
-    model = net(kind, *args, space=space, actions=spaces.Discrete(2))
-    return EpsGreedy(model, LinearSchedule(0.9, 0.1, 40), seed=1)
-
-
-def lake():
-    env = gym.make('FrozenLake-v1')
-    return QTable(env.observation_space, env.action_space)
-
-
+STAGES = (
+    'Header NStep SequenceChunker ExperienceReplay PrioritizedReplay SequenceReplay '
+    'HindsightReplay Journal Gather UpdateNorms QLearner DQNLearner R2D2Learner SACLearner '
+    'TD3Learner Prefetch'
+).split()
 CHAINS = dict(
-    header=lambda: blocks().header(60),
+    {name: lambda name=name: CONTRACT[name][0](blocks()) for name in STAGES},
+    initial=lambda: CONTRACT['PrioritizedReplay'][1](blocks()),
+    replacement=lambda: CONTRACT['ExperienceReplay'][1](blocks()),
+    parallel=CONTRACT['Parallel'][1],
     stepper=remember,
-    policy=lambda: GymStepper('CartPole-v1', cartpole_policy(value_net, (4,)), seed=0),
-    recurrent=lambda: GymStepper(['CartPole-v1'] * 2, cartpole_policy(RecurrentNet, 4), seed=0),
-    n_step=lambda: blocks().n_step(3, 0.9),
-    chunks=lambda: blocks().chunk_sequences(4, 1),
-    uniform=uniform,
-    ratio=lambda: uniform(replacement=True, ratio=0.7, warmup=5),
-    proportional=prioritized,
-    rank=lambda: prioritized(kind='rank', initial='max_ever'),
-    by_column=lambda: prioritized(initial='reward', weight_norm='memory'),
+    policy=lambda: carts(1, value_net, (4,)),
+    recurrent=lambda: carts(2, RecurrentNet, 4),
+    max_ever=lambda: ranked(initial='max_ever'),
     frames=lambda: uniform(store=Small()),
-    packed=lambda: prioritized(store=Small(2, 'lz4')),
-    sequences=sequences,
-    sequences_rank=lambda: sequences(kind='rank', max_sz=24),
-    hidden=lambda: sequences(remember()),
-    prefetch=lambda: prioritized().prefetch(2),
-    journal=lambda: blocks().journal(200),
-    gather=lambda: blocks().journal().gather(7),
-    dqn=lambda: prioritized(blocks().n_step(2, 0.9)).dqn(net(value_net, (4,)), target_every=3),
-    sac=lambda: uniform(blocks().map(torques)).sac(*steered(True), seed=0),
-    td3=lambda: blocks().map(torques).td3(*steered(False), seed=0),
-    r2d2=lambda: sequences().r2d2(net(RecurrentNet, 4), n=2, target_every=3),
-    table=lambda: uniform(GymStepper('FrozenLake-v1', seed=0)).q_learn(lake()),
-    parallel=lambda: GymStepper('CartPole-v1', seed=0).parallel(0),
+    packed=lambda: ranked(store=Small(2, 'lz4')),
+    sequences_rank=lambda: SequenceReplay(blocks(), kind='rank', **SEQUENCES),
+    hidden=lambda: SequenceReplay(remember(), **SEQUENCES),
     stateful=lambda: blocks().n_step(3, 0.9).stateful(),
 )
 

@@ -3,18 +3,7 @@
 import numpy as np
 from gymnasium import spaces
 
-from fastrl_replay.all import (
-    ExperienceReplay,
-    Frames,
-    HindsightReplay,
-    Mixture,
-    PrioritizedReplay,
-    Rows,
-    SequenceReplay,
-    Steps,
-    Timeline,
-    step_dtype,
-)
+from fastrl_replay.all import *
 
 FEW = spaces.Box(-9, 9, (3,))
 PIXELS = spaces.Box(0, 255, (2, 12, 12), np.uint8)

@@ -86,7 +86,8 @@ def test_the_command_writes_the_page_of_a_memory_on_disk(tmp_path, capsys):
     replay.flush()
     before = {p: p.read_bytes() for p in (tmp_path / 'm').rglob('*') if p.is_file()}
     assert main(['memory', str(tmp_path / 'm'), '--html', str(tmp_path / 'm.html')]) == 0
-    assert 'm.html' in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert '90 rows' in said and 'keys 30 to 119' in said and 'm.html' in said
     (part,) = data_of((tmp_path / 'm.html').read_text(encoding='utf-8'))['parts']
     assert part['rows'] == 90 and part['episodes'][0]['priority']
     assert before == {p: p.read_bytes() for p in (tmp_path / 'm').rglob('*') if p.is_file()}

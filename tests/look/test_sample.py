@@ -59,10 +59,12 @@ def test_steps_are_the_rows_of_the_memory(kind):
                 assert rows['next_state'][i].tolist() == after
 
 
-@pytest.mark.parametrize('kind', ['proportional', 'sequences', 'frames', 'mixture'])
+@pytest.mark.parametrize('kind', ['proportional', 'rank', 'sequences', 'frames', 'mixture'])
 def test_looking_changes_nothing(kind):
     a, b = memory(kind), memory(kind)
     before = str(a.state_dict())
+    a.stats()
+    repr(a)
     a.page()
     a.show()
     assert str(a.state_dict()) == before

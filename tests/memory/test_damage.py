@@ -7,18 +7,11 @@ import json
 import numpy as np, pytest
 from gymnasium import spaces
 
+from fastrl_replay.all import *
 from fastrl_replay.app.watching import Watch, watched_in
 from fastrl_replay.cli import main
 from fastrl_replay.look.sample import memory_sample
-from fastrl_replay.memory.frames import Frames
 from fastrl_replay.memory.places import CHECK
-from fastrl_replay.memory.rows import Rows
-from fastrl_replay.replay.experience import ExperienceReplay
-from fastrl_replay.replay.hindsight import HindsightReplay
-from fastrl_replay.replay.prioritized import PrioritizedReplay
-from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.errors import StateError
-from fastrl_replay.steps.row_dtypes import step_dtype
 
 
 def rows(n, first=0):

@@ -1,7 +1,5 @@
 """Memories on a device, by tensors on the CPU: a GPU's code gives what main memory gives."""
 
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -145,44 +143,3 @@ def test_a_batch_stays_as_it_is():
     batch = line.batch(line.keys, np.ones(20))
     line.add(Steps(rows[20:]))
     assert batch.state.tolist() == Steps(rows[:20]).state.tolist()
-
-
-def test_prefetch_and_threads_that_draw():
-    "A thread draws while another adds: each batch has rows as they came"
-    rows = stream(
-        *SPACES['stack'], bytes(np.random.default_rng(0).integers(0, 256, 3000, np.uint8)), 1, False
-    )
-    replay = PrioritizedReplay(None, 16, 100, seed=1, store=Small(3, device='cpu'))
-    replay.add(Steps(rows[:100]))
-    drawn, over = [], threading.Event()
-
-    def draw():
-        while not over.is_set():
-            batch = replay.sample()
-            drawn.append(batch)
-            batch.update_priorities(torch.rand(16))
-
-    thread = threading.Thread(target=draw)
-    thread.start()
-    for i in range(100, 3000, 10):
-        replay.add(Steps(rows[i : i + 10]))
-    over.set()
-    thread.join()
-    for batch in drawn[::7]:
-        assert batch.state.tolist() == Steps(rows[batch.index.numpy()]).state.tolist()
-    assert drawn
-
-
-@pytest.mark.parametrize('kind', ['errors', 'sequence'])
-def test_errors_of_the_learner_are_checked(kind):
-    with REPLAYS[kind](steps(), store=Rows(device='cpu')) as replay:
-        for _ in replay:
-            pass
-        batch = replay.sample()
-        shape = batch.train.shape if kind == 'sequence' else batch.shape
-        batch.update_priorities(torch.rand(shape, requires_grad=True))
-        before = replay.sampler.probabilities().tolist()
-        for wrong in torch.full(shape, float('nan')), torch.ones(3, 3, 3):
-            with pytest.raises(ArgumentError, match='TD error'):
-                batch.update_priorities(wrong)
-        assert replay.sampler.probabilities().tolist() == before

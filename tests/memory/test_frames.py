@@ -1,7 +1,6 @@
 """Frames that are kept once: bit for bit what plain rows hold, whatever repeats."""
 
 import sys
-import threading
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +14,7 @@ from fastrl_replay.all import *
 from fastrl_replay.steps import machine as machine_module
 from fastrl_replay.steps.errors import NoRoom
 from fastrl_replay.testing import through_file
-from strategies import cases, equal
+from strategies import cases, equal, same_memory
 
 STACK = spaces.Box(0, 255, (3, 4, 4), np.uint8)
 KIND = step_dtype(STACK, spaces.Discrete(3))
@@ -141,15 +140,7 @@ def test_what_comes_out_is_what_went_in(
             fresh = Timeline(max_sz, stores[i % 2])
             fresh.load_state_dict(through_file(line.state_dict()))
             line = fresh
-        assert (line.keys == plain.keys).all()
-        keys = np.random.default_rng(i).choice(plain.keys, 9)
-        for of in (
-            lambda m: m[:],
-            lambda m: m.take(keys),
-            lambda m: m.windows(keys, 4),
-            lambda m: m.batch(keys, np.ones(9)),
-        ):
-            equal(of(line), of(plain))
+        same_memory(line, plain, i)
 
 
 class Pictures(gym.Env):
@@ -274,37 +265,6 @@ def test_rows_of_many_steps_share_their_frames(n, envs):
 
 
 # ---- packed frames ----
-
-
-def test_packed_frames_are_drawn_while_others_are_packed():
-    "Threads that draw and one that adds: every row is what it was"
-    rows = episode(4000)
-    rows['reward'] = np.arange(4000)
-    replay = ExperienceReplay(None, 16, 2000, store=Frames(1, 'zstd'), seed=0)
-    replay.add(Steps(rows[:100]))
-    wrong, done = [], threading.Event()
-
-    def draw():
-        while not done.is_set():
-            batch = replay.sample()
-            if batch != replay_rows(batch):
-                wrong.append(batch)
-
-    def replay_rows(batch):
-        want = batch.copy()
-        for name in 'state', 'next_state':
-            want.rows[name] = rows[name][batch.rows['reward'].astype(int)]
-        return want
-
-    threads = [threading.Thread(target=draw) for _ in range(3)]
-    for t in threads:
-        t.start()
-    for i in range(100, 4000, 10):
-        replay.add(Steps(rows[i : i + 10]))
-    done.set()
-    for t in threads:
-        t.join()
-    assert not wrong
 
 
 @pytest.mark.parametrize('compress', ['lz4', 'zstd'])

@@ -8,7 +8,6 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given, strategies as st
 
@@ -18,7 +17,8 @@ from fastrl_replay.replay.replay import Replay
 from fastrl_replay.replay.views import Transitions
 from fastrl_replay.steps.row_dtypes import extend_dtype
 from fastrl_replay.testing import through_file
-from strategies import bits, cases, equal, numpy_leaves
+from strategies import cases, equal, numpy_leaves, same_memory
+from test_timeline import links
 
 PIXELS = step_dtype(Box(0, 255, (3, 3), np.uint8), Discrete(3), logp='f8')
 REPLAYS = dict(
@@ -102,41 +102,10 @@ def test_a_store_holds_what_rows_hold(make, program, sizes, max_sz, save):
             fresh = Timeline(max_sz, make())
             fresh.load_state_dict(through_file(line.state_dict()))
             line = fresh
-        assert plain.keys.tolist() == line.keys.tolist()
-        if not len(plain):
-            continue
-        keys = plain.keys[np.random.default_rng(i).integers(0, len(plain), 7)]
-        equal(line[:], plain[:])
-        equal(line.take(keys), plain.take(keys))
-        equal(line.windows(keys, 3), plain.windows(keys, 3))
-        equal(line.batch(keys, np.ones(7)), plain.batch(keys, np.ones(7)))
+        same_memory(line, plain, i)
     for twin in copy.deepcopy(line), pickle.loads(pickle.dumps(line)):
         twin.add(Steps(story(program)))
         assert line.inserted == len(program)
-
-
-@pytest.mark.parametrize('kind', ['errors', 'sequence'])
-@cases(10)
-@given(program=programs, sizes=sizes, max_sz=st.integers(3, 12) | st.just(40), save=st.booleans())
-def test_replays_draw_the_same_from_any_store(kind, program, sizes, max_sz, save):
-    make, stores = REPLAYS[kind], (Rows(), Turned())
-    replays = [make(max_sz=max_sz, store=s) for s in stores]
-    for i, block in enumerate(cut(story(program), sizes)):
-        for replay in replays:
-            replay.add(block)
-        if save:
-            states = [through_file(r.state_dict()) for r in replays]
-            replays = [make(max_sz=max_sz, store=s) for s in stores]
-            for replay, state in zip(replays, states):
-                replay.load_state_dict(state)
-        try:
-            batches = [r.sample() for r in replays]
-        except NotEnoughRows:
-            continue
-        equal(*batches)
-        td = np.random.default_rng(i).standard_normal((2, 2) if kind == 'sequence' else 3)
-        for batch in batches:
-            batch.update_priorities(torch.from_numpy(td))
 
 
 def test_a_store_of_ones_own_lasts_in_a_directory(tmp_path):
@@ -234,52 +203,6 @@ def test_a_store_that_fails_loses_only_rows_that_it_was_overwriting(kind, n):
 # ---- samplers ----
 
 
-class Recent(Sampler):
-    "Only the newest `n` keys"
-
-    def __init__(self, n, seed=None):
-        self.n = n
-        super().__init__(seed)
-
-    def sample(self, n):
-        m = min(self.n, len(self))
-        if not m:
-            raise NotEnoughRows('Recent', 'keys to draw', 0, 'at least 1')
-        back = np.minimum((self.random(n) * m).astype(np.int64), m - 1)
-        return self.end - 1 - back, 1 / np.float64(m)
-
-    def probabilities(self):
-        m = min(self.n, len(self))
-        return (np.arange(len(self)) >= len(self) - m) / max(m, 1)
-
-
-@pytest.mark.parametrize('kind', [ExperienceReplay, PrioritizedReplay])
-def test_a_sampler_of_ones_own_draws_and_is_saved(kind):
-    def make():
-        return kind(None, 8, 20, sampler=Recent(7, 1))
-
-    replay = make()
-    for block in cut(story(bytes(range(0, 250, 3))), [9, 1, 30, 0, 3]):
-        replay.add(block)
-        replay.sample().update_priorities(np.ones(8))
-        twin = make()
-        twin.load_state_dict(through_file(replay.state_dict()))
-        equal(replay.sample(), twin.sample())
-    drawn = np.concatenate([replay.sample().index for _ in range(100)])
-    assert {*drawn.tolist()} == {*range(replay.memory.inserted - 7, replay.memory.inserted)}
-    assert (replay.sample().weight == 1).all()
-
-
-class Even(Sampler):
-    "Every key in turn"
-
-    def __init__(self, capacity, seed=None):
-        super().__init__(seed)
-
-    def sample(self, n):
-        return self.first + np.arange(n) % len(self), np.full(n, 1 / len(self))
-
-
 class Rewarded(Sampler):
     "Rows with rewards above 0"
 
@@ -342,24 +265,14 @@ def test_an_unknown_column_of_a_sampler_is_refused_before_a_row_is_taken():
     assert not replay.memory.inserted
 
 
-def test_kind_names_a_sampler_or_is_its_class():
-    replay = PrioritizedReplay(None, 2, 100, kind=Even)
-    assert "kind='Even'" in repr(replay)
-    replay.add(Steps(story(bytes(9))))
-    assert replay.sample().index.tolist() == [0, 1]
-    assert pickle.loads(pickle.dumps(replay)).sample().index.tolist() == [0, 1]
-    with pytest.raises(ArgumentError, match="got 'ranks'; expected .*mean 'rank'"):
-        PrioritizedReplay(None, 2, 100, kind='ranks')
-
-
 def test_a_sampler_that_cannot_serve_is_refused_when_the_replay_is_made():
-    with pytest.raises(TypeError, match='SequenceReplay: sampler; got Recent without update'):
-        SequenceReplay(None, 2, 100, sampler=Recent(3))
+    with pytest.raises(TypeError, match='SequenceReplay: sampler; got Rewarded without update'):
+        SequenceReplay(None, 2, 100, sampler=Rewarded())
     with pytest.raises(TypeError, match='got Sampler without sample'):
         ExperienceReplay(None, 2, 100, sampler=Sampler())
-    with pytest.raises(TypeError, match='got Recent without update'):
-        PrioritizedReplay(None, 2, 100, sampler=Recent(3), initial='logp')
-    for wrong in Recent, Uniform, 'uniform', 5:
+    with pytest.raises(TypeError, match='got Rewarded without update'):
+        PrioritizedReplay(None, 2, 100, sampler=Rewarded(), initial='logp')
+    for wrong in Uniform, 'uniform', 5:
         with pytest.raises(TypeError, match='sampler; got .*; expected a Sampler'):
             ExperienceReplay(None, 2, 100, sampler=wrong)
 
@@ -427,97 +340,36 @@ def test_columns_of_a_view_are_refused_in_rows():
         replay.add(Steps(np.zeros(3, extend_dtype(PIXELS, discount='f8'))))
 
 
-# ---- links against a plain model ----
-
-
-def links(rows, max_sz, oldest):
-    "Which row follows each row, and which comes before it, by the rule as it is written"
-    last, after, before = {}, {}, {}
-    for key, r in enumerate(rows):
-        env, episode, step = (int(r[n]) for n in ('env_id', 'episode_n', 'step_n'))
-        if env in last:
-            old, old_episode, old_step, ended = last[env]
-            goes_on = not ended and old_episode == episode and old_step < step
-            if goes_on and key - old < max_sz:
-                after[old], before[key] = key, old
-        ended = r['terminated'] or r['truncated']
-        if 'n' in rows.dtype.names:
-            ended = ended and r['n'] <= 1
-        last[env] = key, episode, step, ended
-    return after, {k: b for k, b in before.items() if b >= oldest}
-
-
-def walked(after, before, key, offset):
-    for _ in range(min(abs(offset), 99)):
-        key = (after if offset > 0 else before).get(key, -1)
-    return key
-
-
-@pytest.mark.parametrize('n', [None, 'i4', 'i8'])
-@cases(100)
-@given(
-    program=programs,
-    sizes=sizes,
-    max_sz=st.integers(1, 12) | st.just(70),
-    first=st.integers(0, 1),
-    odd=st.integers(0, 2**16),
-    save=st.booleans(),
-)
-def test_walks_and_windows_follow_a_plain_model(n, program, sizes, max_sz, first, odd, save):
-    """Gaps, steps that stand still or go back, episode numbers that change without an end.
-
-    Also n-step rows, wraps, a checkpoint."""
-    rows = story(program, extend_dtype(PIXELS, **{} if n is None else dict(n=n)), first)
-    for i, b in enumerate(program):
-        if odd >> (b & 15) & 1:
-            rows['step_n'][i] -= b >> 6
-        if odd >> (b >> 4) & 1:
-            rows['episode_n'][i] += b & 1
-    if n:
-        rows['n'] = np.frombuffer(program, np.uint8) % 3
-    line = Timeline(max_sz)
-    for block in cut(rows, sizes):
-        line.add(block)
-        if save:
-            twin = Timeline(max_sz)
-            twin.load_state_dict(through_file(line.state_dict()))
-            line = twin
-        keys = line.keys.tolist()
-        if not keys:
-            continue
-        after, before = links(rows[: line.inserted], max_sz, line.oldest)
-        offsets = [0, 1, -1, 2, -2, 5, -5, 10**6, -(10**6)]
-        want = [[walked(after, before, k, o) for o in offsets] for k in keys]
-        assert line.walk(keys, offsets).tolist() == want
-        want = np.array([[walked(after, before, k, o) for o in range(4)] for k in keys])
-        windows = line.windows(keys, 4)
-        assert windows.mask.tolist() == (want >= 0).tolist()
-        rewards = np.where(want >= 0, rows['reward'][np.maximum(want, 0)], 0)
-        assert bits(windows.rows['reward']) == bits(rewards.astype('f4'))
-
-
 def test_environment_numbers_have_two_ends():
     rows = story(b'\0\1' * 10)
     rows['env_id'] = [0, 2**24 - 1] * 10
     line = Timeline(7)
     line.add(Steps(rows))
     assert line.walk([15, 16], [1, -1]).tolist() == [[17, 13], [18, 14]]
-    for wrong in 2**24, -1:
-        bad = rows[:2].copy()
-        bad['env_id'][1] = wrong
-        with pytest.raises(BlockError, match=f'row 1 of the block.*got {wrong}'):
-            line.add(Steps(bad))
-    assert line.inserted == 20
 
 
 # ---- threads ----
 
 
-@pytest.mark.parametrize('on_disk', [False, True])
+class Small(Frames):
+    "Frames of a few bytes count, in short segments"
+
+    least, smallest_segment = 1, 2
+
+
+THREADED = dict(
+    rows=lambda path: Rows(),
+    disk=lambda path: Rows(path / 'm'),
+    packed=lambda path: Small(1, 'zstd'),
+    device=lambda path: Small(3, device='cpu'),
+)
+
+
+@pytest.mark.parametrize('store', THREADED)
 @pytest.mark.parametrize('kind', ['errors', 'sequence'])
-def test_threads_add_draw_and_save(kind, on_disk, tmp_path):
+def test_threads_add_draw_and_save(kind, store, tmp_path):
     "All rows are whole, and every key is given out once"
-    replay = REPLAYS[kind](max_sz=300, store=Rows(tmp_path / 'm') if on_disk else None)
+    replay = REPLAYS[kind](max_sz=300, store=THREADED[store](tmp_path))
     n, keys, errors = 40, [], []
 
     def adds(env):
@@ -526,6 +378,7 @@ def test_threads_add_draw_and_save(kind, on_disk, tmp_path):
             rows['env_id'], rows['episode_n'] = env, 1
             rows['step_n'] = np.arange(5 * i, 5 * i + 5) + 1
             rows['total_reward'] = env * 1e4 + rows['step_n']
+            rows['state'] = rows['step_n'][:, None, None] + env
             keys.extend(replay.add(Steps(rows)).tolist())
 
     def draws():
@@ -534,8 +387,10 @@ def test_threads_add_draw_and_save(kind, on_disk, tmp_path):
                 batch = replay.sample()
             except NotEnoughRows:
                 continue
-            rows = batch.rows if kind == 'errors' else batch.rows[batch.rows['mask']]
+            rows = batch.to('cpu').rows
+            rows = rows if kind == 'errors' else rows[rows['mask']]
             assert (rows['total_reward'] == rows['env_id'] * 1e4 + rows['step_n']).all()
+            assert (rows['state'][:, 0, 0] == rows['step_n'] + rows['env_id']).all()
             batch.update_priorities(np.ones(3 if kind == 'errors' else (2, 2)))
             if i % 10 == 0:
                 replay.stats()

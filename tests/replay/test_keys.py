@@ -9,18 +9,7 @@ from multiprocessing import get_context
 import numpy as np, pytest, torch
 from gymnasium import spaces
 
-from fastrl_replay.memory.frames import Frames
-from fastrl_replay.memory.rows import Rows
-from fastrl_replay.memory.timeline import Timeline
-from fastrl_replay.parallel.prefetch import Prefetch
-from fastrl_replay.replay.experience import ExperienceReplay
-from fastrl_replay.replay.hindsight import HindsightReplay
-from fastrl_replay.replay.mixture import Mixture
-from fastrl_replay.replay.prioritized import PrioritizedReplay
-from fastrl_replay.replay.sequences import SequenceReplay
-from fastrl_replay.steps.core import Steps
-from fastrl_replay.steps.errors import ArgumentError, StaleKey
-from fastrl_replay.steps.row_dtypes import step_dtype
+from fastrl_replay.all import *
 from fastrl_replay.testing import through_file
 
 BOX = spaces.Box(-np.inf, np.inf, (16,), np.float32)  # large enough for `Frames`
@@ -274,27 +263,6 @@ def test_clear_goes_on_with_keys_in_the_slots_of_the_start(kind):
         replay.memory.take([replay.memory.inserted])
 
 
-def test_a_warmup_begins_again_after_clear():
-    replay = ExperienceReplay(
-        [rows(4), rows(4, 4), rows(4, 8)] * 2, bs=2, max_sz=20, warmup=6, ratio=1.0, seed=0
-    )
-    assert len(list(replay)) > 0
-    replay.clear()
-    replay.add(rows(5))
-    assert replay.stats()['inserted'] == 5
-
-
-def test_a_timeline_alone_gives_out_each_key_once():
-    line = Timeline(5)
-    line.add(rows(7))
-    state = through_file(line.state_dict())
-    line.add(rows(1, 7))
-    line.load_state_dict(state)
-    assert line.keys.tolist() == [12, 13, 14, 15, 16] and line[:].reward.tolist() == [2, 3, 4, 5, 6]
-    line.clear()
-    assert line.inserted == line.oldest == 20 and line.add(rows(2)).tolist() == [20, 21]
-
-
 def test_the_same_slots_where_an_own_sampler_has_more_room():
     from fastrl_replay.memory.priorities import Proportional
 
@@ -386,22 +354,6 @@ def test_a_directory_that_was_closed_and_rewound_elsewhere(tmp_path):
     last = replay.add(rows(1, 60))
     replay.close()
     assert replay.memory[-1:].reward == 60 and last % 21 == 16
-
-
-def test_a_reader_whose_writer_went_back(tmp_path):
-    writer = KINDS['proportional'](Rows(tmp_path / 'm', spare=9))
-    writer.add(rows(10))
-    state = through_file(writer.state_dict())
-    reader = KINDS['proportional'](Rows(tmp_path / 'm', mode='r'))
-    writer.add(rows(4, 10))
-    late = reader.sample()
-    writer.load_state_dict(state)
-    writer.add(rows(8, 50))
-    late.update_priorities(np.full(4, 1e6))
-    assert reader.stale == 4 and reader.memory.oldest > late.index.max()
-    assert reader.sample().reward.max() < 60 and reader.memory[:].reward.tolist()[-8:] == [
-        *range(50, 58)
-    ]
 
 
 def test_clear_lets_go_of_an_open_directory(tmp_path):

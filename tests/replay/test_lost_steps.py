@@ -43,10 +43,6 @@ def memory(n_step):
     return OwnSteps().n_step(2, gamma=0.5).experience_replay(bs=1, max_sz=100, seed=0)
 
 
-def rows(replay):
-    return [(*r['state'].tolist(), *r['next_state'].tolist()) for r in replay.memory[:].rows]
-
-
 def check(replay, n_step):
     "Each row stays in its episode and leads as many steps ahead as its column `n` says"
     for r in replay.memory[:].rows:
@@ -142,19 +138,21 @@ def test_words_of_other_libraries_are_no_columns(name):
         memory(False).add_step([0.0], 0, 1.0, [1.0], False, **{name: [0.0]})
 
 
-RESETS = [(0, 1, 1.0, 0), (1, 2, 1.0, 1), (2, 100, 0.0, 0), (100, 101, 1.0, 0), (101, 102, 1.0, 1)]
+RESETS = [(0, 1.0, 1), (1, 1.0, 2, True), (2, 0.0, 100), (100, 1.0, 101), (101, 1.0, 102, True)]
 
 
-def next_step(replay, i, **how):
-    "Add the i-th step of a vector of one environment, which resets in the step after an end"
-    obs, next_obs, reward, end = RESETS[i]
-    step = ([[float(obs)]], [0], [reward], [[float(next_obs)]], np.array([end], bool))
-    replay.add_step(*step, autoreset_mode='next_step', **how)
+def vector_step(replay, state, reward, after, end=False, **how):
+    "A step of a vector of one environment that resets itself in the next step"
+    obs, next_obs = np.float32([[state]]), np.float32([[after]])
+    ends, none = np.array([end]), np.zeros(1, bool)
+    how = dict(autoreset_mode='next_step') | how
+    replay.add_step(obs, np.zeros(1, int), np.float32([reward]), next_obs, ends, none, **how)
 
 
-def transitions(replay):
+def leads(replay):
+    "From which state to which each row leads"
     rows = replay.memory[:].rows
-    return list(zip(rows['state'].ravel().tolist(), rows['next_state'].ravel().tolist()))
+    return list(zip(rows['state'][:, 0].tolist(), rows['next_state'][:, 0].tolist()))
 
 
 @pytest.mark.parametrize('copied', [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
@@ -165,35 +163,28 @@ def test_a_copy_knows_which_episodes_have_ended(own, copied):
     for i in range(5):
         if i == 2:
             replay = copied(replay)
-        next_step(replay, i)
-    assert transitions(replay) == [
-        (0, 2 if own else 1),
-        (1, 2),
-        (100, 102 if own else 101),
-        (101, 102),
-    ]
+        vector_step(replay, *RESETS[i])
+    assert leads(replay) == [(0, 2 if own else 1), (1, 2), (100, 102 if own else 101), (101, 102)]
 
 
 def test_a_checkpoint_knows_which_ends_were_refused():
     replay = ExperienceReplay(bs=1, max_sz=20)
-    next_step(replay, 0)
+    vector_step(replay, *RESETS[0])
     with pytest.raises(BlockError):
-        replay.add_step(
-            [[1.0]], [0], [np.inf], [[2.0]], np.array([True]), autoreset_mode='next_step'
-        )
+        vector_step(replay, 1, np.inf, 2, True)
     state, replay = replay.state_dict(), ExperienceReplay(bs=1, max_sz=20)
     replay.load_state_dict(state)
-    for i in 2, 3, 4:
-        next_step(replay, i)
-    assert transitions(replay) == [(0, 1), (100, 101), (101, 102)]
+    for step in RESETS[2:]:
+        vector_step(replay, *step)
+    assert leads(replay) == [(0, 1), (100, 101), (101, 102)]
 
 
 def test_a_mixture_tells_a_replay_of_ends_in_another():
     mixture = Mixture({name: ExperienceReplay(bs=1, max_sz=20) for name in 'ab'}, bs=2)
     for i in range(5):
-        next_step(mixture, i, to='a' if i < 2 else 'b')
+        vector_step(mixture, *RESETS[i], to='a' if i < 2 else 'b')
     a, b = mixture.replays.values()
-    assert transitions(a) == [(0, 1), (1, 2)] and transitions(b) == [(100, 101), (101, 102)]
+    assert leads(a) == [(0, 1), (1, 2)] and leads(b) == [(100, 101), (101, 102)]
 
 
 def test_thousands_of_environments_that_wait_for_their_reset_are_known():
@@ -210,66 +201,20 @@ def test_thousands_of_environments_that_wait_for_their_reset_are_known():
                 env_id=first,
                 autoreset_mode='next_step',
             )
-        assert set(transitions(replay)) <= {(0, 1), (100, 101)}
-
-
-@pytest.mark.parametrize('own', [False, True])
-def test_an_interrupt_after_the_row_was_added_leaves_the_numbers_of_episodes(own):
-    "Ctrl-C arrives when the step is about to be counted; a chain loses that step"
-
-    def interrupt(frame, event, arg):
-        if frame.f_code.co_name == 'done' and frame.f_code.co_filename.endswith('own_steps.py'):
-            sys.settrace(None)
-            raise KeyboardInterrupt
-
-    chain = OwnSteps().n_step(2, gamma=1.0) if own else None
-    replay = ExperienceReplay(chain, bs=1, max_sz=20)
-    for episode, length in (1, 2), (2, 1), (3, 3):
-        for t in range(length):
-            if episode == 2:
-                sys.settrace(interrupt)
-            try:
-                replay.add_step(
-                    [float(episode), t], 0, 1.0, [float(episode), t + 1.0], t == length - 1
-                )
-            except KeyboardInterrupt:
-                assert episode == 2
-            finally:
-                sys.settrace(None)
-    rows = replay.memory[:].rows
-    assert rows['episode_n'].tolist() == rows['state'][:, 0].tolist()
-    assert rows['episode_n'].tolist() == [1, 1, *([] if own else [2]), 3, 3, 3]
+        assert set(leads(replay)) <= {(0, 1), (100, 101)}
 
 
 def test_a_mixture_tells_of_the_environment_that_steps_and_of_no_other():
     "An old end in the other replay hides no true step that looks like a reset"
     mixture = Mixture({name: ExperienceReplay(bs=1, max_sz=20) for name in 'ab'}, bs=2)
-
-    def step(obs, next_obs, reward, end, env_id, to):
-        how = dict(env_id=env_id, to=to, autoreset_mode='next_step')
-        mixture.add_step([[obs]], [0], [reward], [[next_obs]], np.array([end]), **how)
-
-    step(1.0, 2.0, 1.0, True, 1, 'b')  # environment 1 ends in state 2, in b
-    step(2.0, 7.0, 0.0, False, 1, 'a')  # its reset, and an episode that comes to state 2, in a
-    step(7.0, 2.0, 1.0, False, 1, 'a')
-    step(5.0, 6.0, 1.0, False, 0, 'b')
-    step(6.0, 8.0, 1.0, False, 0, 'a')
-    step(2.0, 3.0, 0.0, False, 1, 'a')
-    assert (2.0, 3.0) in transitions(mixture.replays['a'])
-
-
-def vector_step(replay, state, reward, after, end=False, **how):
-    "A step of a vector of one environment that resets itself in the next step"
-    obs, next_obs = np.float32([[state]]), np.float32([[after]])
-    ends, none = np.array([end]), np.zeros(1, bool)
-    how = dict(autoreset_mode='next_step') | how
-    replay.add_step(obs, np.zeros(1, int), np.float32([reward]), next_obs, ends, none, **how)
-
-
-def leads(replay):
-    "From which state to which each row leads"
-    rows = replay.memory[:].rows
-    return list(zip(rows['state'][:, 0].tolist(), rows['next_state'][:, 0].tolist()))
+    # environment 1 ends in state 2, in b; its reset, and an episode that comes to state 2, in a
+    vector_step(mixture, 1, 1.0, 2, True, env_id=1, to='b')
+    vector_step(mixture, 2, 0.0, 7, env_id=1, to='a')
+    vector_step(mixture, 7, 1.0, 2, env_id=1, to='a')
+    vector_step(mixture, 5, 1.0, 6, env_id=0, to='b')
+    vector_step(mixture, 6, 1.0, 8, env_id=0, to='a')
+    vector_step(mixture, 2, 0.0, 3, env_id=1, to='a')
+    assert (2, 3) in leads(mixture.replays['a'])
 
 
 def test_a_mixture_whose_replays_take_turns_keeps_no_resets():
@@ -453,21 +398,21 @@ def interrupted_at(line, call, *args):
 
 
 @pytest.mark.parametrize('own', [False, True])
-@pytest.mark.parametrize('env', [1, 2])
+@pytest.mark.parametrize('env', [0, 1, 2])
 def test_after_an_interrupt_each_row_has_its_environment(own, env):
-    "At each line, in the step of a known environment and in that of a new one"
+    "At each line, within an episode, in an episode of one step, and in a new environment's"
     for line in range(1, 200):
         replay = ExperienceReplay(OwnSteps() if own else None, bs=1, max_sz=100)
 
-        def step(obs, of):
-            replay.add_step([float(obs)], of, 1.0, [obs + 1.0], False, env_id=of)
+        def step(obs, of, end=False):
+            replay.add_step([float(obs)], of, 1.0, [obs + 1.0], end, env_id=of)
 
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             step(0, 0)
-            step(100, 1)
+            step(100, 1, True)
             step(1, 0)
-            came = interrupted_at(line, step, 101, env)
+            came = interrupted_at(line, step, 2 if env == 0 else 200, env, env > 0)
             for obs in 10, 11:
                 for of in range(4):
                     step(100 * of + obs, of)

@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from fastrl_replay.all import *
 from fastrl_replay.testing import same, through_file
 from scripted import Queue, elsewhere, everything, numbered, with_columns
+from stories import EVENTS, Story
 from strategies import bits, cases, numpy_leaves, pairs
 
 HIDDEN = dict(
@@ -110,9 +111,7 @@ class Model:
 SETTINGS = dict(eta=0.9, alpha=0.9, eps=1e-6, beta=0.6, prioritized=True, state='stored', bs=1)
 
 
-class Story:
-    "A replay and its model, which must agree after whatever happens"
-
+class OfSequences(Story):
     def __init__(self, sizes, hidden=None, n=False, seed=0, envs=(0, 0, 0, 1, 2, 17, 60), **kw):
         self.kw = {**SETTINGS, **sizes, **kw}
         self.kw['bs'] = min(self.kw['bs'], self.kw['max_sz'])
@@ -154,15 +153,18 @@ class Story:
         steps = self.block(n * n // 4)
         first = len(self.model.rows)
         assert self.replay.add(steps).tolist() == list(range(first, first + len(steps)))
+        self.came(steps)
+
+    def came(self, steps):
         self.model.add(steps.rows)
 
-    def sample(self, n, _):
-        n = n or self.replay.bs
-        if len(self.model.seqs) < n:
-            with pytest.raises(NotEnoughRows):
-                self.replay.sample(n)
-        else:
-            self.drew(self.replay.sample(n), n)
+    def drawable(self):
+        return len(self.model.seqs)
+
+    def through(self, n, frozen):
+        at = dict(self.at)
+        if super().through(n, frozen):
+            self.at = at
 
     def drew(self, batch, n):
         m, length = self.model, self.kw['length']
@@ -214,15 +216,8 @@ class Story:
 
     def refused(self, n, which):
         state, at, here = everything(self.replay), dict(self.at), list(self.model.seqs)[:n]
-        block, self.at = self.block(n + 1), at
-        if which % 3 == 0:
-            block.rows['state'][n, 1] = np.nan
-        elif which % 3 == 1:
-            block.rows['env_id'][n] = -1
-        else:
-            block = block[None]
-        with pytest.raises(BlockError):
-            self.replay.add(block)
+        self.refuse(self.block(n + 1), n, which)
+        self.at = at
         width, end = self.kw['length'] - self.kw['burn_in'], len(self.model.rows)
         inside = [k for k in range(self.model.oldest(), end) if k not in self.model.seqs]
         for wrong in end, -1, *inside[:1]:
@@ -235,31 +230,6 @@ class Story:
             with pytest.raises(ValueError, match='TD error'):
                 self.replay.update_priorities(full, np.full((len(full), width), np.nan))
         assert same(everything(self.replay), state)
-
-    def restart(self, n, seed):
-        twin, old = SequenceReplay(self.queue, seed=seed + 1, **self.kw), self.replay
-        twin.load_state_dict(everything(old))
-        self.replay = twin
-        if len(old) >= old.bs:
-            a, b = old.sample(), twin.sample()
-            assert a == b and old.stats() == twin.stats()
-            self.drew(b, old.bs)
-
-    def through(self, n, frozen):
-        "A block comes from the source, into a frozen memory or not"
-        at = dict(self.at)
-        block = self.block(n)
-        self.queue.blocks.append(block)
-        self.replay.freeze_memory = bool(frozen % 2) and len(self.replay) >= self.replay.bs
-        batches = list(self.replay)
-        if self.replay.freeze_memory:
-            self.at = at
-        else:
-            self.model.add(block.rows)
-        assert len(batches) == (len(self.model.seqs) >= self.replay.bs)
-        for b in batches:
-            self.drew(b, self.replay.bs)
-        self.replay.freeze_memory = False
 
     def check(self):
         m, s = self.model, self.replay.stats()
@@ -276,7 +246,6 @@ class Story:
             assert s['ess'] == pytest.approx(p.sum() ** 2 / (p**2).sum())
 
 
-EVENTS = 'add add add sample sample late late through refused restart'.split()
 sizes = st.integers(1, 7).flatmap(
     lambda n: st.fixed_dictionaries(
         dict(
@@ -301,7 +270,7 @@ settings = st.fixed_dictionaries(
         seed=st.integers(0, 99),
     )
 )
-events = st.tuples(st.sampled_from(EVENTS), st.integers(0, 9), st.integers(0, 11))
+events = st.tuples(st.sampled_from(['add', *EVENTS]), st.integers(0, 9), st.integers(0, 11))
 
 
 @pytest.mark.filterwarnings('ignore:.*is less than burn_in')
@@ -311,7 +280,7 @@ def test_any_story_agrees_with_the_reference(events, sizes, settings):
     """Adding, drawing, late TD errors, refusals, restarts, freezing.
 
     Compares every row and state that is drawn, priorities, weights, counts."""
-    story = Story(sizes, **settings)
+    story = OfSequences(sizes, **settings)
     for what, a, b in events:
         getattr(story, what)(a, b)
         story.check()
@@ -320,7 +289,7 @@ def test_any_story_agrees_with_the_reference(events, sizes, settings):
 @pytest.mark.parametrize('hidden', [None, 'nested'])
 def test_a_long_story_agrees_with_the_reference(hidden):
     "Deep trees, tables that grow, blocks that wrap or exceed the memory, eight environments"
-    story = Story(
+    story = OfSequences(
         dict(max_sz=300, length=6, burn_in=2, overlap=4),
         hidden=hidden,
         n=hidden is None,
@@ -329,7 +298,7 @@ def test_a_long_story_agrees_with_the_reference(hidden):
         envs=(0, 1, 2, 3, 17, 33, 90, 400),
     )
     for i in range(120):
-        what = story.rng.choice(EVENTS)
+        what = story.rng.choice(['add', *EVENTS])
         getattr(story, what)(int(story.rng.choice([0, 1, 9, 20, 40])), int(story.rng.integers(12)))
         if i % 5 == 0:
             story.check()
@@ -504,59 +473,6 @@ def test_a_mixture_of_other_sequences_is_refused():
         Mixture(dict(a=filled(), b=filled('vector'))).sample()
 
 
-# ---- priorities ----
-
-
-@pytest.mark.parametrize('eta', [0, 0.3, 1])
-def test_priorities_are_those_of_the_losses(eta):
-    "mixed_priority of the trained steps with their mask, for TD errors of any numeric type"
-    blocks = [episode(n, env=e) for e, n in enumerate([1, 3, 5, 11, 8, 2, 6])]
-    replay = made(
-        *blocks, max_sz=300, length=6, burn_in=2, overlap=2, eta=eta, alpha=1, eps=0.1, beta=1
-    )
-    rng, known = np.random.default_rng(0), {}
-    for kind in torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64:
-        batch = replay.sample(10)
-        td = torch.as_tensor(rng.normal(0, 5, (10, 4))).to(kind)
-        batch.update_priorities(td)
-        mixed = mixed_priority(td.double(), eta, batch.train.mask)
-        known.update(zip(batch.index.tolist(), mixed.tolist()))
-        batch = replay.sample(10)
-        weighted = [
-            (known[k] + 0.1) * w
-            for k, w in zip(batch.index.tolist(), batch.weight.tolist())
-            if k in known
-        ]
-        close(weighted, [weighted[0]] * len(weighted), 1e-5)
-
-
-def test_td_errors_from_parts_of_a_batch():
-    "Each part knows its sequences"
-    twins = []
-    for parts in (
-        lambda b: [(b, slice(None))],
-        lambda b: [(b[i : i + 1], slice(i, i + 1)) for i in range(4)],
-        lambda b: [(b.train[::-1], slice(None, None, -1))],
-        lambda b: [(elsewhere(b)[[3, 1]], [3, 1]), (b.copy().burn_in[[0, 2]], [0, 2])],
-    ):
-        replay = made(numbered(20))
-        batch, td = replay.sample(4), np.arange(1.0, 13).reshape(4, 3)
-        for part, i in parts(batch):
-            part.update_priorities(td[i])
-        twins.append(everything(replay))
-    assert all(same(twin, twins[0]) for twin in twins)
-
-
-def test_an_empty_memory():
-    replay = made()
-    with pytest.raises(StaleKey, match='never given out'):
-        replay.update_priorities([0], [[1] * 3])
-    with pytest.raises(NotEnoughRows, match='got 0 sequences in 0 rows'):
-        replay.sample()
-    replay.update_priorities([], np.zeros((0, 3)))
-    assert len(replay) == 0
-
-
 # ---- seeds, checkpoints, options ----
 
 
@@ -579,51 +495,6 @@ def test_an_empty_checkpoint_forgets_rows_and_columns():
     assert len(replay.add(numbered(5))) == 5
 
 
-def test_seeds():
-    def draws(seed):
-        r = made(numbered(40), seed=seed)
-        return [r.sample(5).index.tolist() for _ in range(8)]
-
-    assert draws(0) == draws(0) != draws(1)
-    assert draws(None) != draws(None)
-    strata = made(numbered(40), seed=3)
-    for _ in range(5):  # equal priorities: one from each equal part
-        assert sorted(strata.sample(19).index.tolist()) == list(range(0, 38, 2))
-
-
-@pytest.mark.parametrize(
-    'kw,words',
-    [
-        (dict(length=0), 'length; got 0; expected a whole number, 1 to 40'),
-        (dict(length=41), 'length; got 41; .*Remedy: at most max_sz=40'),
-        (dict(burn_in=4), 'burn_in; got 4; expected a whole number, 0 to 3'),
-        (dict(overlap=-1), 'overlap; got -1'),
-        (dict(eta=1.1), 'eta; got 1.1; expected a number, 0 to 1'),
-        (dict(alpha=np.inf), 'alpha; got inf'),
-        (dict(eps=-1e-9), 'eps; got -1e-09'),
-        (dict(beta='x'), "beta; got 'x'"),
-        (dict(state='store'), "state; got 'store'; expected one of 'stored', 'zero'"),
-        (dict(bs=41), 'bs and max_sz'),
-        (dict(max_sz=40.5), 'max_sz'),
-    ],
-)
-def test_arguments_are_checked(kw, words):
-    with pytest.raises(ValueError, match=f'^(SequenceReplay|Proportional): .*{words}'):
-        made(**kw)
-
-
-class Newest(Sampler):
-    "Has no `update`, so it does not know which keys begin a sequence"
-
-    def sample(self, n):
-        return np.full(n, self.end - 1), np.ones(n)
-
-
-def test_a_sampler_that_draws_rows_in_order_is_refused():
-    with pytest.raises(TypeError, match='SequenceReplay: sampler; got Newest without update'):
-        made(sampler=Newest())
-
-
 def test_an_own_uniform_sampler_draws_sequences():
     replay = made(numbered(8), overlap=0, burn_in=0, bs=2, sampler=Uniform(seed=0))
     assert sorted(replay.sample().index.tolist()) == [0, 4]
@@ -634,13 +505,6 @@ def learned(errors=(4, 1), **kw):
     replay = made(numbered(8), overlap=0, burn_in=0, alpha=1, eps=0, eta=1, **kw)
     replay.update_priorities([0, 4], [[e] * 4 for e in errors])
     return replay
-
-
-def test_kinds():
-    "By rank, and uniform in two ways"
-    close(learned(kind='rank').sampler.probabilities(), [2 / 3, 1 / 3])
-    a, b = learned(kind='uniform'), learned(prioritized=False)
-    assert all(a.sample(2) == b.sample(2) for _ in range(9))
 
 
 def test_weights_over_the_whole_memory():

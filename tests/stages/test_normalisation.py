@@ -8,25 +8,8 @@ from itertools import islice
 import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
-from torch import nn
 
-from fastrl_replay.all import (
-    BlockError,
-    Critics,
-    EpsGreedy,
-    GymStepper,
-    Items,
-    Normalised,
-    RewardNorm,
-    SquashedGaussian,
-    StateError,
-    StateNorm,
-    actor_net,
-    evaluate,
-    script,
-    scripted_steps,
-    value_net,
-)
+from fastrl_replay.all import *
 from fastrl_replay.learning.settings import recipe
 from fastrl_replay.app.recipes import Agent
 from fastrl_replay.learning.settings import SettingsError
@@ -170,48 +153,6 @@ def test_target_networks_have_the_statistics_of_their_models():
     for learner in a, copy.deepcopy(a):
         assert learner.target.norm is learner.critics.norm is learner.actor.norm
         assert learner.target.net is not learner.critics.net
-
-
-def test_what_is_drawn_is_scaled_and_what_is_stored_is_not():
-    "A scaled batch knows its replay"
-    rewards = RewardNorm(0.9)
-    pipe = (
-        Items(scripted_steps([script(3, -2, 1)], 40))
-        .update_norms(rewards=rewards)
-        .prioritized_replay(bs=4, max_sz=50, warmup=10, seed=0)
-        .scale_rewards(rewards)
-    )
-    for batch in pipe:
-        raw = pipe.source.memory.take(batch.index).reward
-        scaled = (raw / float(rewards.moments.std(1e-8))).clamp(-10, 10)
-        torch.testing.assert_close(batch.reward, scaled)
-        batch.update_priorities(np.ones(4))
-
-
-def test_policies_in_workers_have_the_statistics_of_this_process():
-    "Sent with the weights; evaluation leaves them alone"
-    norm = StateNorm(gym.make('CartPole-v1').observation_space)
-    net = Normalised(norm, value_net(norm.space, spaces.Discrete(2), (8,)))
-    with (
-        GymStepper('CartPole-v1', Means(net), seed=0)
-        .parallel(2, chunk=2, method='fork')
-        .update_norms(norm) as pipe
-    ):
-        means = [float(b['mean'][0]) for b in islice(pipe, 30)]
-    assert means[0] == 0 and len(set(means)) > 4
-    before = copy.deepcopy(norm.state_dict())
-    evaluate(EpsGreedy(net, 0.0, 0), 'CartPole-v1', 3)
-    assert all(torch.equal(before[k], v) for k, v in norm.state_dict().items())
-
-
-class Means(nn.Module):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, state):
-        best = self.net(state).argmax(1)
-        return dict(action=best, mean=self.net.norm.moments[0].mean[:1].repeat(len(state)))
 
 
 def test_counting_in_a_worker_is_refused():

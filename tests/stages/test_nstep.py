@@ -11,23 +11,12 @@ from hypothesis import given, strategies as st
 from fastrl_replay.all import *
 from fastrl_replay.steps.row_dtypes import extend_dtype
 from fastrl_replay.testing import same, through_file
-from strategies import cases, numbers
+from strategies import cases, numbers, story
+from test_timeline import KINDS as COLUMNS
 
 Box, Discrete = spaces.Box, spaces.Discrete
-KINDS = dict(
-    cartpole=step_dtype(Box(-1, 1, (4,)), Discrete(2)),
-    odd=step_dtype(Box(0, 255, (9,), np.uint8), Box(0, 1, (), np.int8)),
-    nested=step_dtype(
-        spaces.Dict(
-            a=Box(-1, 1, (3,), np.float16),
-            b=spaces.Tuple([Box(-1, 1, (), np.float64), Box(0, 9, (5,), np.uint8)]),
-        ),
-        spaces.Tuple([Discrete(3), spaces.MultiBinary(3)]),
-        logp='f8',
-        hidden=('f2', (2,)),
-    ),
-    empty=step_dtype(Box(0, 1, (0,)), Discrete(2)),
-)
+KINDS = {kind: COLUMNS[kind] for kind in ('cartpole', 'odd', 'nested')}
+KINDS['empty'] = step_dtype(Box(0, 1, (0,)), Discrete(2))
 
 
 def episode(*rewards, ends='terminated', env=0, number=1, start=1, dtype=KINDS['cartpole']):
@@ -43,10 +32,6 @@ def episode(*rewards, ends='terminated', env=0, number=1, start=1, dtype=KINDS['
     if ends:
         rows[ends][-1] = True
     return Steps(rows)
-
-
-def one_by_one(steps):
-    return [steps[i : i + 1] for i in range(len(steps))]
 
 
 # ---- the judge ----
@@ -88,32 +73,6 @@ def judge(rows, n, gamma, ended=False):
         )
         m['discount'], m['n'] = gamma ** len(window) * (not last['terminated']), len(window)
     return merged
-
-
-ENVS = [0, 3, 15, 4000]
-
-
-def story(program, dtype):
-    """Return what a string of bytes tells: (rows, cuts).
-
-    A byte is a step of one of four environments, which goes on, terminates, is truncated, does
-    both, or is never heard of again (and an episode with the same or another number begins). It
-    may also end a block, before an empty one or a save."""
-    rows, cuts, place = numbers(len(program), dtype, len(program)), [], [[1, 0] for _ in ENVS]
-    for i, (b, r) in enumerate(zip(program, rows)):
-        env, what = place[b & 3], b >> 2 & 7
-        env[1] += 1
-        r['env_id'], r['episode_n'], r['step_n'] = ENVS[b & 3], *env
-        r['terminated'], r['truncated'] = what in (1, 3), what in (2, 3)
-        if what in (1, 2, 3, 4):
-            env[:] = env[0] + 1, 0
-        if what == 5:
-            env[1] = 0  # the same number again
-        if what == 6:
-            env[:] = env[0] + 1, 7  # another episode, joined in its middle
-        if b >> 5 & 3:
-            cuts.append((i + 1, b >> 5 & 3))
-    return rows, cuts
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -173,37 +132,7 @@ def test_sums_are_double_inside():
         assert out.reward[0] == 2**24 + 100
 
 
-# ---- blocks ----
-
-
-def test_an_example_by_hand():
-    "γ = ½, three steps, the episode terminates"
-    (out,) = NStep([episode(1, 10, 100, 1000)], 3, 0.5)
-    assert out.reward.tolist() == [1 + 5 + 25, 10 + 50 + 250, 100 + 500, 1000]
-    assert out.discount.tolist() == [1 / 8, 0, 0, 0]
-    assert out.n.tolist() == [3, 3, 2, 1]
-
-
-def test_a_block_keeps_its_rows():
-    "The result does not change with later blocks, nor with the block it came from"
-    block = episode(*range(1, 9))
-    stage = NStep([], 2, 0.5)
-    first = stage.merge(block[:4])
-    saved = first.copy()
-    block.rows['reward'] = -1
-    stage.merge(episode(*range(20)))
-    assert first == saved
-
-
 # ---- what is refused ----
-
-
-def test_other_columns_than_before():
-    stage = NStep([], 2, 0.5)
-    stage.merge(episode(1, ends=None))
-    with pytest.raises(BlockError, match='a block with other columns'):
-        stage.merge(episode(1, dtype=KINDS['odd']))
-    assert stage.merge(episode(2, start=2)).reward.tolist() == [2, 2]
 
 
 @pytest.mark.parametrize('n', [0, 1.5, True])
@@ -213,62 +142,25 @@ def test_n_must_be_a_whole_number(make, n):
         make(n)
 
 
-@pytest.mark.parametrize('gamma', [-0.1, 1.1, float('nan')])
-def test_gamma_must_be_a_share(gamma):
-    with pytest.raises(ValueError, match='gamma; got .*a number, 0 to 1'):
-        NStep([], 3, gamma)
-
-
-def test_n_skip_comes_before_n_step():
-    block = [episode(1, 2, 3)]
-    for make in lambda p: p.n_step(2, 0.5).n_step(2, 0.5), lambda p: p.n_step(1, 1.0).n_skip(1):
-        with pytest.raises(BlockError, match='put n_skip before n_step'):
-            list(make(Items(block)))
-    (out,) = Items(block).n_skip(2).n_step(2, 0.5)
-    assert out.reward.tolist() == [2.5, 3]
-
-
-# ---- passes, saving, pickling ----
-
-
-def test_a_state_that_does_not_fit_changes_nothing():
-    stage = NStep([], 3, 0.5)
-    stage.merge(episode(1, 10, ends=None))
-    for other in NStep([], 3, 0.25), NStep([], 2, 0.5), NSkip([], 3):
-        with pytest.raises(ValueError, match='arguments|another stage'):
-            stage.load_state_dict(other.state_dict())
-    assert stage.merge(episode(100, start=3)).reward.tolist() == [31, 60, 100]
-
-
 # ---- n_skip ----
 
 
 @cases(100)
-@given(st.binary(max_size=60), st.integers(1, 7))
-def test_skipping(program, n):
+@given(st.binary(max_size=60), st.integers(1, 9), st.integers(0, 1))
+def test_skipping(program, n, first):
     "The first, every n-th after it, the last; whatever the blocks, and bit for bit"
     rows, cuts = story(program, KINDS['nested'])
+    rows['step_n'] -= 1 - first
     before = rows.copy()
     blocks = [Steps(r) for r in np.split(rows, [c for c, _ in cuts])]
     expected = [
         i
         for i, r in enumerate(rows)
-        if r['step_n'] in range(1, 99, n) or r['terminated'] or r['truncated']
+        if r['step_n'] == 0 or r['step_n'] % n == 1 % n or r['terminated'] or r['truncated']
     ]
     got = list(NSkip(blocks, n))
     assert all(map(len, got)) and Steps(rows) == Steps(before)
     assert not expected and not got or Steps.cat(got) == Steps(rows[expected])
-
-
-@pytest.mark.parametrize('n', [1, 3, 9])
-def test_skipping_steps_that_count_from_0(n):
-    "The first and the last of each episode are kept, in the middle of a block and at its start"
-    rows = Steps.cat(
-        [episode(*range(8), start=0), episode(*range(5), start=0, number=2, ends='truncated')]
-    )
-    expected = [s for last in (7, 4) for s in range(last + 1) if s % n == 1 % n or s in (0, last)]
-    for blocks in [rows], one_by_one(rows):
-        assert Steps.cat(list(NSkip(blocks, n))).step_n.tolist() == expected
 
 
 def test_skipping_gives_rows_of_its_own():

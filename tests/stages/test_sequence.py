@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from fastrl_replay.all import *
 from fastrl_replay.steps.row_dtypes import extend_dtype
 from fastrl_replay.testing import through_file
-from scripted import MODES, numbered, take
+from scripted import numbered
 from strategies import bits, cases, numpy_leaves, scribble
 
 TAILS = 'shift', 'pad', 'drop'
@@ -184,34 +184,6 @@ def test_sequences_own_their_memory():
     assert chunker.chunk(copy[11:]) == want[4:]
 
 
-# ---- in a chain ----
-
-
-@pytest.mark.parametrize('mode', MODES)
-def test_after_a_stepper_in_every_reset_mode(mode):
-    "Vector environments whose episodes end at different times, by both flags"
-    scripts = [script(3, -7, 1), script(-1, 12, env=1), script(5, env=2)]
-    blocks = take(GymStepper(ScriptedVectorEnv(scripts, mode), seed=0), 40)
-    agrees(cut(blocks, 4, 1), np.concatenate([b.rows for b in blocks]), 4, 1, 'shift')
-
-
-def test_passes_go_on():
-    "A stepper's next pass continues in mid-episode; sequences that were complete come first"
-
-    def chain():
-        scripts = [script(3, 9), script(3, 4, env=1), script(3, env=2)]
-        return GymStepper(ScriptedVectorEnv(scripts, 'NextStep'), seed=0).chunk_sequences(3, 1)
-
-    pipe = chain()
-    assert [x for n in (1, 1, 2, 0, 5, 3, 28) for x in islice(pipe, n)] == take(chain(), 40)
-
-
-def test_a_list_read_twice_ends_what_was_pending():
-    "Its first row is step 1 again: the old episode is over"
-    pipe = Items(scripted_steps([script(9)], 5)).chunk_sequences(3)
-    assert [steps_of(pipe) for _ in range(2)] == [[[1, 2, 3]], [[3, 4, 5], [1, 2, 3]]]
-
-
 # ---- saving ----
 
 
@@ -231,16 +203,6 @@ def test_saved_anywhere_it_goes_on(events, sizes, arguments, k):
         assert list(b) == list(c) == rest
 
 
-def test_a_state_of_another_chunker_changes_nothing():
-    saved = SequenceChunker(None, 4, 1).state_dict()
-    for other in (5, 1), (4, 2), (4, 1, 'pad'):
-        chunker = SequenceChunker(None, *other)
-        chunker.chunk(numbered(3))
-        with pytest.raises(ValueError, match=r"'arguments'.*got \[4, 1"):
-            chunker.load_state_dict(saved)
-        assert steps_of(chunker.chunk(numbered(2, 3)))[0][:4] == [1, 2, 3, 4]
-
-
 def test_restored_columns_are_those_that_were_saved():
     "A block with others is refused, before and after"
     a, b = SequenceChunker(None, 4), SequenceChunker(None, 4)
@@ -249,21 +211,3 @@ def test_restored_columns_are_those_that_were_saved():
     for x in a, b:
         with pytest.raises(BlockError, match="'state' is .*, not .*"):
             x.chunk(numbered(3))
-
-
-# ---- what is refused ----
-
-
-@pytest.mark.parametrize(
-    'kw,words',
-    [
-        (dict(length=0), 'length; got 0; expected a whole number, 1 to 2147483647'),
-        (dict(length=2.0), 'length; got 2.0'),
-        (dict(length=5, overlap=5), 'overlap; got 5; expected a whole number, 0 to 4'),
-        (dict(length=5, overlap=-1), 'overlap; got -1'),
-        (dict(length=5, tail='dorp'), "did you mean 'drop'"),
-    ],
-)
-def test_arguments_are_checked(kw, words):
-    with pytest.raises(ValueError, match=f'^SequenceChunker: .*{words}'):
-        SequenceChunker(None, **kw)

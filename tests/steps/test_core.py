@@ -5,10 +5,9 @@ import copy, pickle
 import numpy as np, pytest, torch
 from gymnasium import spaces
 from hypothesis import given, strategies as st
-from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
-from fastrl_replay.steps.row_dtypes import dtype_spec, extend_dtype, leaves, spec_dtype
+from fastrl_replay.steps.row_dtypes import dtype_spec, extend_dtype, spec_dtype
 from fastrl_replay.testing import through_file
 from scripted import elsewhere
 from strategies import any_space, bits, cases, numpy_leaves, pairs, plain, scribble
@@ -250,16 +249,6 @@ def test_bytes_give_the_same_columns_as_rows(obs, act, shape, pick):
     assert bits(there.done) == bits(steps.done)
 
 
-def test_meta_has_the_same_columns():
-    steps = block((2, 3), DEEP)
-    ghost = steps.to('meta')
-    for n in DEEP.names:
-        for (_, a), (_, b) in zip(pairs(steps.rows[n], ghost[n]), pairs(steps.rows[n], steps[n])):
-            assert (a.shape, a.dtype, a.device.type) == (b.shape, b.dtype, 'meta')
-    with pytest.raises(RuntimeError, match=r"\.to\('cpu'\)\.rows"):
-        ghost.rows
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
 def test_a_gpu_holds_the_same_columns():
     for steps in block(5), block((2, 3), DEEP), block(()):
@@ -358,16 +347,6 @@ def test_slices_share_memory_and_masks_copy(i, shared):
 # ---- what a block can do ----
 
 
-def test_a_part_of_a_batch_knows_its_replay_and_a_pickle_does_not():
-    replay = PrioritizedReplay(bs=4, max_sz=9, seed=0)
-    replay.add(Steps(np.zeros(9, SMALL)))
-    batch = replay.sample()
-    for part in batch[1:], elsewhere(batch)[2:], batch.copy(), copy.copy(batch)[0]:
-        part.update_priorities(torch.ones(len(part)))
-    with pytest.raises(TypeError, match='not drawn from a replay'):
-        pickle.loads(pickle.dumps(batch)).update_priorities(1.0)
-
-
 @cases(60)
 @given(any_space, any_space, st.sampled_from(SHAPES), st.sampled_from(list(PICKS)))
 def test_copies_are_equal_and_apart(obs, act, shape, pick):
@@ -378,11 +357,6 @@ def test_copies_are_equal_and_apart(obs, act, shape, pick):
         assert c.dtype == steps.dtype and c.dtype.isalignedstruct
         assert agrees(c, steps.rows) and not np.shares_memory(c.rows, steps.rows)
     assert elsewhere(steps).copy() == pickle.loads(pickle.dumps(elsewhere(steps))) == steps
-
-
-def test_a_pickled_slice_holds_only_its_rows():
-    big = block(10_000)
-    assert len(pickle.dumps(big[5:6])) < 2000 and len(pickle.dumps(big[::5000])) < 2000
 
 
 @cases(100)
@@ -473,15 +447,6 @@ def test_asdict_holds_views_of_all_columns():
     assert d['state']['arm'][1].data_ptr() == steps.state['arm'][1].data_ptr()
 
 
-def test_leaves_have_dotted_names():
-    assert [n for n, _ in leaves(np.zeros(1, DEEP))][:4] == [
-        'state.img',
-        'state.arm.[0]',
-        'state.arm.[1]',
-        'action.[0]',
-    ]
-
-
 @pytest.mark.parametrize('rows', [None, [1, 2], np.zeros(3), torch.zeros(3), np.zeros(3, SMALL)[0]])
 def test_rows_must_be_a_structured_array(rows):
     with pytest.raises(TypeError, match='structured numpy array'):
@@ -508,11 +473,6 @@ def test_every_shape_can_be_shown(shape):
         assert 'state' in repr(s)
 
 
-def test_rows_elsewhere_say_how_to_get_them():
-    with pytest.raises(RuntimeError, match=r"\.to\('cpu'\)\.rows"):
-        block(2).to('meta').rows
-
-
 @pytest.mark.filterwarnings('error')
 def test_read_only_rows_are_read_without_complaint():
     "Rows from a memory map or from another process' memory may be read-only"
@@ -524,18 +484,3 @@ def test_read_only_rows_are_read_without_complaint():
         assert Steps(rows).reward.tolist() == [0, 0, 0]
     finally:
         torch.set_warn_always(before)
-
-
-# ---- between processes ----
-
-
-@pytest.mark.parametrize('workers', [0, 2])
-def test_blocks_travel_through_a_data_loader(workers):
-    "Every worker sends every block, still fit for a memory; the replay stays at home"
-    replay = ExperienceReplay(bs=3, max_sz=9, seed=0)
-    replay.add(Steps(np.zeros(9, DEEP)))
-    blocks = [replay.memory[:n] for n in (1, 5)] + [replay.sample()]
-    got = list(DataLoader(Items(blocks).header(3), batch_size=None, num_workers=workers))
-    assert sorted(map(len, got)) == sorted([1, 3, 5] * max(workers, 1))
-    for b in got:
-        assert b in blocks and b.dtype.isalignedstruct
