@@ -14,10 +14,10 @@ from gymnasium import spaces
 
 from fastrl_replay.all import *
 from fastrl_replay.cli import main
-from fastrl_replay.testing import through_file
+from fastrl_replay.testing import same, through_file
 
 minari = pytest.importorskip('minari')
-pytest.importorskip('stable_baselines3')
+sb3 = pytest.importorskip('stable_baselines3')
 pa = pytest.importorskip('pyarrow')
 from pyarrow import parquet
 from stable_baselines3.common import buffers
