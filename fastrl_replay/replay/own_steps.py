@@ -278,9 +278,9 @@ class StepRows:
         except (IndexError, ValueError):  # other flags than environments
             self.unsure = True
             return
-        counts = self.table['counts']
-        lost = ended[counts[ended, OVER] == 0]
-        counts[lost, OVER] = LOST
+        over = self.table['counts'][ended, OVER]
+        under_way = (over == 0) | (over == LOST)
+        self.table['counts'][ended, OVER] = np.where(under_way, LOST, UNKNOWN + LOST)
 
     def break_off(self):
         "Let all environments begin an episode: rows of those under way may be lost"

@@ -548,3 +548,22 @@ def test_a_refused_end_of_unknown_environments_loses_no_row_of_others():
     assert kept.state[kept.env_id == 0].flatten().tolist() == [0, 1, 2]
     assert kept.state[kept.env_id == 1].flatten().tolist() == [100, 101]
     assert set(kept.episode_n.tolist()) == {1}
+
+
+def test_the_reset_is_left_out_though_all_of_an_episode_was_refused():
+    "Its reset and its end, because of another environment"
+    replay = ExperienceReplay(bs=1, max_sz=9)
+    for a, b, rewards, end in (
+        ((0, 1), (100, 101), [1.0, 1.0], True),
+        ((1, 10), (101, 102), [0.0, np.nan], False),
+        ((10, 11), (102, 103), [1.0, np.nan], True),
+        ((11, 20), (103, 104), [0.0, 1.0], False),
+        ((20, 21), (104, 105), [1.0, 1.0], False),
+    ):
+        obs, next_obs = np.float32([a, b]).T[..., None]
+        with contextlib.suppress(BlockError):
+            replay.add_step(
+                obs, [0, 0], rewards, next_obs, [end, False], autoreset_mode='next_step'
+            )
+    kept = replay.memory[:]
+    assert kept.state[kept.env_id == 0].flatten().tolist() == [0, 20]
