@@ -523,6 +523,8 @@ def resume(
             return run.in_one_directory()
         held.callback(run.agent.close_memory)
         run.agent.open_memory()
+        held.callback(run.agent.pipe.close)
+        run.agent.pipe.open()  # other environments than the saved ones are refused here
         _tidy(run, config)
         run.in_one_directory()
         run.held = held.pop_all()

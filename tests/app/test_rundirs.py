@@ -189,6 +189,16 @@ def test_a_setting_that_was_edited_is_one_line(key, value, copy, capsys):
         assert 'config.json' in says(capsys, *line)
 
 
+def test_other_environments_than_the_saved_ones_leave_the_results(copy, capsys):
+    config = json.loads((copy / 'config.json').read_text())
+    config['settings']['envs'] += 1
+    (copy / 'config.json').write_text(json.dumps(config))
+    before = files(copy)
+    more = config['settings']['steps'] + 100
+    assert 'environments' in says(capsys, 'train', '--resume', copy, '--steps', more)
+    assert files(copy) == before
+
+
 @pytest.mark.parametrize('key', ['learner', 'env', 'seed', 'save_every', 'gamma', 'network'])
 def test_a_setting_that_is_missing_is_one_line(key, copy, capsys):
     config = json.loads((copy / 'config.json').read_text())
