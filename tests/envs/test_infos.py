@@ -279,7 +279,7 @@ def test_successes_of_a_run(tmp_path, capsys):
     assert all(0 < l['success_mean'] < 1 for l in lines if 'success_mean' in l)
     assert [l['eval_success'] for l in lines if 'eval_return' in l] == [1] * 2
     assert json.loads((tmp_path / 'r/summary.json').read_text())['final_success'] == 1
-    again = resume(tmp_path / 'r', steps=90)
+    again = resume(tmp_path / 'r', dict(steps=90))
     assert again.agent.journal.successes == journal.successes
     returns, won = play_episodes(run.agent, 4)
     assert won.tolist() == [1] * 4

@@ -355,7 +355,7 @@ def test_one_that_fails_at_once_is_named_by_the_other(tmp_path):
     )
     assert (
         rc == rc2 == 2
-        and 'there is a run already' in lead
+        and 'there is not empty' in lead
         and 'rank 1 of 2 waits for the others; gone: rank 0' in other
     ), other
 
