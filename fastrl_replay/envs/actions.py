@@ -113,10 +113,11 @@ class Acting:
                 self.hidden = self.policy.initial_hidden(self.n)
             # which it may change in place
             hidden = (map_leaves(_copy, self.hidden),)
+        state = torch.from_numpy(state) if state.dtype.names is None else column_of_rows(state)
         grad = torch.is_grad_enabled()
         try:
             _set_grad(False)  # inside: an interrupt comes after a call
-            action = self.policy(column_of_rows(state), *hidden, **given)
+            action = self.policy(state, *hidden, **given)
         finally:
             _set_grad(grad)
         extra = {}

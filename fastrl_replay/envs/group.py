@@ -135,7 +135,9 @@ class EnvGroup:
         rows = np.ndarray(self.n, self.dtype, raw)  # faster than np.zeros(n, dtype)
         state = rows['state']
         state[...] = self.state
-        given = self.infos.given(self.flags, self.first_id)
+        given = {}
+        if self.acting.asked:
+            given = self.infos.given(self.flags, self.first_id)
         actions, hidden, columns = self.acting.ask(state, self.flags, given)
         put(rows['action'], actions)
         if self.one_by_one:
