@@ -82,7 +82,7 @@ ENVS = [0, 3, 15, 4000]
 def story(program, dtype):
     """Return what a string of bytes tells: (rows, cuts).
 
-    A byte is a step of one of four environments, which goes on, terminates, is truncated, does
+    A byte is a step of one of four environments, which continues, terminates, is truncated, does
     both, or is never heard of again (and an episode with the same or another number begins). It
     may also end a block, before an empty one or a save."""
     rows, cuts, place = numbers(len(program), dtype, len(program)), [], [[1, 0] for _ in ENVS]

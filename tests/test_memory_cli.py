@@ -267,7 +267,7 @@ def test_killed_before_its_first_row(tmp_path):
 
 
 def test_shards_on_disk_fit_or_are_refused(tmp_path):
-    "Another number of shards is refused"
+    "An error names another number of shards"
     m = str(tmp_path / 'm')
     rows = Steps.cat(list(GymStepper('CartPole-v1', seed=0).header(20)))
     for i in 0, 1:

@@ -258,7 +258,7 @@ class Agent:
             self.actors.close()
 
     def state_dict(self) -> dict:  # plain data and tensors
-        "Return everything that training needs to go on"
+        "Return everything that training needs to continue"
         return dict(pipe=self.pipe.state_dict(), generators=generators())
 
     def load_state_dict(self, state: dict):

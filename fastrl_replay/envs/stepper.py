@@ -145,7 +145,7 @@ class GymStepper(Positioned):
             except Exception as e:  # of an environment's own, or a space's
                 raise StateError(
                     'GymStepper',
-                    "saved environments that these can't go on from",
+                    "saved environments that these can't continue",
                     in_words(e),
                     remedy='build the pipe that was saved; or the state is damaged',
                 ) from e

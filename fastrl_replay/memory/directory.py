@@ -378,7 +378,7 @@ class Directory(Place):
         if not os.path.exists(self._watched):
             raise StateError(
                 self.who,
-                f'{self.path} was made anew since it was opened for reading',
+                f'{self.path} was replaced since it was opened for reading',
                 remedy='close() this one, and open it again',
             )
 

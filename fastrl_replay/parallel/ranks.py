@@ -35,7 +35,7 @@ class Ranks:
     def __init__(
         self,
         timeout: float = 1800.0,  # seconds per message; more than a rank works alone (evaluations)
-        alone: int = None,  # be rank 0 of so many, and talk to no other
+        alone: int = None,  # be rank 0 of this many ranks, and talk to no other
     ):
         self.timeout = timedelta(seconds=number('Ranks', 'timeout', timeout, 0.001))
         self.size = 1 if alone is None else alone

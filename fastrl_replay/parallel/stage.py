@@ -36,7 +36,7 @@ def _end(engine, workers, owner):
 # %% ../../nbs/parallel/stage.ipynb #4d42828f
 @stage('parallel')
 class Parallel(Pipe):
-    "Copies of the chain above, in workers; a second pass goes on where the last one stopped"
+    "Copies of the chain above, in workers; a second pass continues where the last one stopped"
 
     # `news` of journals in workers, where `Collected` asks for them
     takes_any_item = True

@@ -489,7 +489,7 @@ def test_a_reader_is_told_that_the_writer_replaced_its_folder(tmp_path):
     reader = opened('prioritized', tmp_path, 10, mode='r')
     reader.sample()
     writer.load_state_dict(nothing)
-    with pytest.raises(StateError, match='was made anew'):
+    with pytest.raises(StateError, match='was replaced'):
         reader.sample()
     writer.add(block(writer.memory.inserted, 9))
     reader.close()

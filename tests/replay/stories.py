@@ -20,7 +20,7 @@ class Story:
             self.drew(self.replay.sample(n), n)
 
     def refuse(self, block, n, which):
-        "Spoil a block of `n` + 1 rows, which is refused"
+        "Spoil a block of `n` + 1 rows, for which `add` raises an error"
         if which % 3 == 0:
             block.rows['state'][n, 1] = np.nan
         elif which % 3 == 1:

@@ -474,7 +474,7 @@ def test_a_vector_that_resets_itself_though_its_loop_should_is_told():
 @pytest.mark.parametrize('error', [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize('again', [False, True])
 def test_no_window_spans_what_an_error_behind_the_chain_has_lost(error, again):
-    "The step may be given again, or the loop may reset its environment; a second one goes on"
+    "The loop gives the step again or resets its environment; the other environment continues"
     chain = OwnSteps().n_step(3, gamma=0.5).map(lambda steps: fails(steps))
     replay = chain.sequence_replay(
         bs=8, max_sz=1000, length=3, overlap=2, burn_in=0, prioritized=False, seed=0
