@@ -1680,6 +1680,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                 'fastrl_replay/memory/priorities.py'),
                                                  'fastrl_replay.memory.priorities._Prioritized._put': ( 'memory/priorities.html#_prioritized._put',
                                                                                                         'fastrl_replay/memory/priorities.py'),
+                                                 'fastrl_replay.memory.priorities._Prioritized.added': ( 'memory/priorities.html#_prioritized.added',
+                                                                                                         'fastrl_replay/memory/priorities.py'),
                                                  'fastrl_replay.memory.priorities._Prioritized.attach': ( 'memory/priorities.html#_prioritized.attach',
                                                                                                           'fastrl_replay/memory/priorities.py'),
                                                  'fastrl_replay.memory.priorities._Prioritized.clear': ( 'memory/priorities.html#_prioritized.clear',

@@ -74,7 +74,8 @@ class _Prioritized(Sampler):
         super().clear()
         self.tree = self._new_tree(self.capacity)
         self._inverses = None  # see `Proportional.least`
-        self.largest_ever = 1.0
+        # with `max_ever`; otherwise what new rows get until the next update
+        self.largest_ever = float(self.max_ever)
         self._file = self._place = None  # where priorities are written, too
 
     _power = 1.0  # of |td| + eps, which is a priority
@@ -88,6 +89,13 @@ class _Prioritized(Sampler):
     def __setstate__(self, state):
         self.__dict__.update(state)
         self.clear()
+
+    def added(self, keys, columns=None):
+        # as if rows came one at a time: the first one overwrites a row, and gets the largest
+        # priority that is left; the others get that of the first one
+        self.forget(min(self.end, keys.item(0)) + 1 - self.capacity)
+        self.largest_ever = max(self.largest_ever, self.tree.largest)
+        super().added(keys, columns)
 
     def forget(self, oldest):
         "Take note that rows with keys before this one are gone"
@@ -108,7 +116,7 @@ class _Prioritized(Sampler):
         p = np.empty(len(keys))
         if td is None:
             np.remainder(keys, self.capacity, slots)
-            p.fill(self.largest_ever if self.max_ever else self.tree.largest)
+            p.fill(max(self.largest_ever, self.tree.largest))
             p[p <= SMALLEST] = 1.0
         else:
             power = self.eps, self._power
@@ -116,8 +124,7 @@ class _Prioritized(Sampler):
         self.tree.put(slots, p)
         if self._inverses is not None:
             self._inverses.put(slots, _inverse(p))
-        if self.max_ever:
-            self.largest_ever = max(self.largest_ever, self.tree.largest)
+        self.largest_ever = max(self.largest_ever, self.tree.largest) if self.max_ever else 0.0
         if self._file is not None and self._place.holds:  # a forked child has its parent's file
             self._file[keys % len(self._file)] = p
 

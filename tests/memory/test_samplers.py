@@ -189,10 +189,11 @@ class Plain:
             self.top = max(self.top, *self.p.values(), 0)
 
     def added(self, keys, td=None):
-        "New keys, which can be drawn at once; those that were in their slots are gone"
-        self.forget(keys[-1] + 1 - self.capacity)
-        new = self.top if self.ever else max(self.p.values(), default=0) or 1.0
-        self._set(keys, [new] * len(keys) if td is None else [self.worth(x) for x in td])
+        "New keys, one at a time, which can be drawn at once; what was in their slots is gone"
+        for i, key in enumerate(keys):
+            self.forget(key + 1 - self.capacity)
+            new = self.top if self.ever else max(self.p.values(), default=0) or 1.0
+            self._set([key], [new if td is None else self.worth(td[i])])
 
     def forget(self, oldest):
         self.p = {k: x for k, x in self.p.items() if k >= oldest}
