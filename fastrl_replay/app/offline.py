@@ -158,11 +158,17 @@ class Offline(Journal):
         "Let the memory have the recorded rows"
         memory = self.source.memory
         if len(memory):
+            if (memory.place.meta or {}).get('filling'):
+                path = memory.place.path
+                raise StateError(
+                    'Offline', f'{path} was not filled to the end', remedy='remove the directory'
+                )
             return
         blocks = recorded_rows(self.data)
         if self.n_step > 1:
             blocks = NStep(blocks, self.n_step, self.gamma, self.last)
         before = self.source.state_dict()
+        memory.says = dict(memory.says, filling=True)
         try:
             for block in blocks:
                 if self.spaces:
@@ -178,5 +184,6 @@ class Offline(Journal):
         except BaseException:  # an error in the data, or Ctrl-C: none of it, or all
             self.source.load_state_dict(before)
             raise
+        memory.place.say(filling=False)
         if not len(memory):
             raise SettingsError('recipe', "setting 'data': it has no rows", self.data)

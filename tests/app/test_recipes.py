@@ -17,8 +17,10 @@ from fastrl_replay.app.recipes import Agent, evaluate
 from fastrl_replay.app.run_files import read_config, read_metrics
 from fastrl_replay.app.runs import Silent, interruptible, resume, start
 from fastrl_replay.cli import main
-from fastrl_replay.steps.errors import NoRoom
+from fastrl_replay.steps.errors import NoRoom, StateError
 from fastrl_replay.learning.settings import SettingsError, recipe, recipes
+from fastrl_replay.memory.rows import Rows
+from fastrl_replay.replay.experience import ExperienceReplay
 from test_cli import no_clock, same_runs
 
 TINY = dict(
@@ -1064,6 +1066,28 @@ def test_more_recorded_rows_than_room_are_refused(recordings, tmp_path):
     with pytest.raises(NoRoom, match='max_sz=50. Remedy: a larger max_sz'):
         start(recipe('cartpole-offline', **few), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
+
+
+def test_a_memory_that_was_not_filled_to_the_end_is_not_taken(recordings, tmp_path):
+    "A process was killed while it filled it: a copy of the directory from then"
+
+    def chain(name):
+        replay = ExperienceReplay(bs=4, max_sz=500, store=Rows(tmp_path / name))
+        return replay.offline(recordings / 'rows')
+
+    whole = chain('whole')
+    add = whole.source.add
+
+    def copied(block):
+        add(block)
+        shutil.copytree(tmp_path / 'whole', tmp_path / 'killed')
+
+    whole.source.add = copied
+    whole.fill()
+    whole.close()
+    chain('whole').fill()
+    with pytest.raises(StateError, match='killed was not filled to the end'):
+        chain('killed').fill()
 
 
 def test_train_from_recorded_rows_by_the_command(recordings, tmp_path, monkeypatch, capsys):
