@@ -86,7 +86,10 @@ class Replay(Pipe):
         self.weight_norm = weight_norm
         self._given = dict(sampler=sampler)  # for the repr: the attribute is one that is in use
         sampler = default() if sampler is None else sampler
-        sampler = self._own_sampler(self._checked_sampler(sampler, view, initial))
+        self._check_sampler(sampler, view, initial)
+        if sampler.seed is None:
+            sampler = copy(sampler)
+            sampler.seed = getattr(self, 'seed', None)
         # with replacement, one row is enough for a batch
         self._needs = 1 if sampler.replacement else None
         if (self._needs or self.bs) > self.max_sz:
@@ -124,16 +127,8 @@ class Replay(Pipe):
         "Bytes reserved"
         return sum(p.nbytes for p in (self.memory, self.view, self.sampler))
 
-    def _own_sampler(self, sampler):
-        "Return a given sampler with the replay's seed if it has none"
-        if sampler.seed is not None or getattr(self, 'seed', None) is None:
-            return sampler
-        sampler = copy(sampler)
-        sampler.seed = self.seed
-        return sampler
-
-    def _checked_sampler(self, sampler, view, initial):
-        "The sampler, if it can do what is asked of it"
+    def _check_sampler(self, sampler, view, initial):
+        "Raise if the sampler can't do what is asked of it"
         who = type(self).__name__
         kind = type(sampler).__name__
         if not isinstance(sampler, Sampler):
@@ -149,7 +144,6 @@ class Replay(Pipe):
             raise ArgumentTypeError(
                 who, 'sampler', f'{kind} without update', 'one that takes keys and their TD errors'
             )
-        return sampler
 
     def _fresh(self):
         "New parts, with nothing in them"
@@ -609,21 +603,19 @@ class Replay(Pipe):
         In a process that only reads a directory, they stay in this process.
         """
         with self.lock:
+            keys, td, stale = self.check_feedback(keys, td)
+            self.sampler.update(keys, td)
+            self.stale += stale
+
+    def check_feedback(self, keys, td):
+        "Raise as `update_priorities` would; return what the sampler gets, and how many are stale"
+        with self.lock:
             self._catch_up()
             keys, td, stale = self.view.feedback(keys, td)
             # a forked child has not the right to write
             if len(keys) and not self.memory.reads_only:
                 self.memory.place.check_writer()
-            self.sampler.update(keys, td)
-            self.stale += stale
-
-    def check_feedback(self, keys, td):
-        "Raise where `update_priorities` would; nothing changes"
-        with self.lock:
-            self._catch_up()
-            keys, td, _ = self.view.feedback(keys, td)
-            if len(keys) and not self.memory.reads_only:
-                self.memory.place.check_writer()
+            return keys, td, stale
 
     def keys_now(self, keys):  # of a state that was loaded, such as those of a batch that was saved
         "The same keys as they are now"
