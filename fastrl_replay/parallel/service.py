@@ -311,7 +311,7 @@ class Service(Pipe):
             self._steps.done()
             return keys
         except BaseException:
-            self._steps.refused(terminated, truncated, env_id)
+            self._steps.refused(reward, terminated, truncated, env_id)
             raise
 
     def sample(

@@ -173,7 +173,7 @@ class Mixture(Pipe):
         if name not in self.replays:
             # the step is lost, whichever replay was meant
             for r in self.replays.values():
-                r.step_rows.refused(terminated, truncated, how.get('env_id', 0))
+                r.step_rows.refused(reward, terminated, truncated, how.get('env_id', 0))
         replay = self._named(name)
         if self._stepped not in (None, name):
             replay.step_rows.unsure = True  # an episode may have ended in the other one

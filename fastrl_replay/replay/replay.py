@@ -30,7 +30,7 @@ from ..steps.states import anything, checked, integer, listed
 from ..memory.directory import shard_path
 from ..memory.samplers import Sampler, Uniform, drawn, importance_weights, left_out
 from ..memory.timeline import Timeline
-from ..pipe import Pipe, upstream
+from ..pipe import Pipe, break_off, upstream
 from .own_steps import StepRows, step_values
 from .views import Transitions, View
 
@@ -174,7 +174,7 @@ class Replay(Pipe):
         sampler = sampler.fresh(waits=view.follows, capacity=self.max_sz)
         view = view.fresh(memory, who)
         before = vars(self).get('_steps')
-        unsure = before is not None and (before.used or before.unsure)
+        unsure = before is not None and (before.used or before.doubtful)
         steps = StepRows(who, lambda: memory, unsure=unsure)
         return dict(
             memory=memory,
@@ -270,11 +270,11 @@ class Replay(Pipe):
     ) -> np.ndarray:  # the keys of new rows
         "Add a step from your own loop, or one of each environment of a vector"
         how = env_id, final_obs, autoreset_mode
-        with self.lock:
-            first = self._own_steps()
-            rows = None
-            try:
+        rows = None
+        try:
+            with self.lock:
                 values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
+                first = self._own_steps()
                 if first:
                     return self._pass_on(first, values, how)
                 rows = self._steps.make(values, *how)
@@ -284,12 +284,13 @@ class Replay(Pipe):
                 keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
                 self._steps.done()
                 return keys
-            except BaseException:
+        except BaseException:
+            with self.lock:
                 if rows is not None and self._holds(rows):
                     self._steps.done()  # the interrupt came after the rows
                 else:
-                    self.step_rows.refused(terminated, truncated, env_id)
-                raise
+                    self.step_rows.refused(reward, terminated, truncated, env_id)
+            raise
 
     def _holds(self, rows) -> bool:
         "Return True if these are the newest rows in memory"
@@ -309,7 +310,7 @@ class Replay(Pipe):
         before = None
         if not first.proven:
             chain = self._upstream()
-            before = chain.state_dict(), self.memory.inserted
+            before = chain.state_dict(), self.memory.inserted, first.rows.unsure
         steps = first.take(values, *how)
         if self._initial is not None and len(steps):
             self._check_initial(steps)
@@ -320,17 +321,11 @@ class Replay(Pipe):
             keys = [self.add(block) for block in self.blocks()]
         except BaseException as e:
             if before is not None and self.memory.inserted == before[1]:
-                unsure = first.rows.unsure
                 chain.load_state_dict(before[0])
-                first.rows.unsure = unsure  # all is as it was
+                first.rows.unsure = before[2]  # all is as it was
             elif given or not isinstance(e, Exception):
-                # what came out of the chain is lost, so what waits in it doesn't follow
-                stage = upstream(self)
-                while stage is not first:
-                    if isinstance(stage, Pipe):
-                        stage._fresh()
-                    stage = upstream(stage)
-                first.break_off()
+                first.rows.done()
+                break_off(self)
             raise
         first.proven = first.proven or len(keys) > 0
         return np.concatenate(keys) if keys else np.zeros(0, np.int64)
@@ -753,7 +748,7 @@ class Replay(Pipe):
             self._note_reported()
 
     def __getstate__(self):
-        state = dict(Pipe.__getstate__(self), _unsure=self._steps.unsure)
+        state = dict(Pipe.__getstate__(self), _unsure=self._steps.doubtful)
         if self.getstate_hook or not self.memory.is_open or not self.memory.added:
             return state
         file = io.BytesIO()

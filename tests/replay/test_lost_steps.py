@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastrl_replay.all import ExperienceReplay, Mixture, OwnSteps, Rows
+from fastrl_replay.all import ExperienceReplay, GymStepper, Mixture, OwnSteps, Rows
 from fastrl_replay.steps.errors import BlockError
 from fastrl_replay.testing import through_file
 
@@ -255,17 +255,21 @@ def test_the_reset_after_any_refused_end_is_left_out(lost, first):
     assert leads(replay) == [(1, 2), (2, 3), *kept, (20, 21)]
 
 
-@pytest.mark.parametrize('how', [dict(reward=np.nan), dict(reward=1.0, env_id=[-1])], ids=str)
+@pytest.mark.parametrize('env_id', [0, [-1], [[0], [0, 1]]], ids=str)
 @pytest.mark.parametrize('own', [False, True])
-@pytest.mark.parametrize('copied', [False, True])
-def test_the_reset_after_a_refused_end_that_changed_nothing_is_left_out(own, how, copied):
+@pytest.mark.parametrize('again', ['', 'copied', 'saved'])
+def test_the_reset_after_a_refused_end_that_changed_nothing_is_left_out(own, env_id, again):
     "The observation at the end equals the one before, as at a wall"
     replay = ExperienceReplay(OwnSteps() if own else None, bs=1, max_sz=100)
+    fresh = copy.deepcopy(replay)
     vector_step(replay, 1, 1.0, 2)
-    if copied:
+    if again:
         replay = copy.deepcopy(replay)
     with pytest.raises(BlockError, match='reward|env_id'):
-        vector_step(replay, state=2, after=2, end=True, **how)
+        vector_step(replay, 2, np.nan if env_id == 0 else 1.0, 2, True, env_id=env_id)
+    if again == 'saved':
+        fresh.load_state_dict(through_file(replay.state_dict()))
+        replay = fresh
     vector_step(replay, 2, 0.0, 10)
     vector_step(replay, 10, 1.0, 11)
     assert leads(replay) == [(1, 2), (10, 11)]
@@ -567,3 +571,75 @@ def test_the_reset_is_left_out_though_all_of_an_episode_was_refused():
             )
     kept = replay.memory[:]
     assert kept.state[kept.env_id == 0].flatten().tolist() == [0, 20]
+
+
+@pytest.mark.parametrize('wrong', [dict(typo=[1, 2]), dict(reward=1.0), dict(truncated=[[1], [0]])])
+def test_a_refused_end_of_a_vector_belongs_to_all_of_it(wrong):
+    "Also after a step of a single environment"
+    replay = ExperienceReplay(bs=1, max_sz=99)
+
+    def step(obs, next_obs, r=1, **how):
+        obs, next_obs = np.float32([obs, next_obs])[..., None]
+        n = len(obs)
+        how = dict(reward=[r] * n, terminated=[False] * n, autoreset_mode='next_step') | how
+        replay.add_step(obs, [0] * n, next_obs=next_obs, **how)
+
+    step([0, 100], [1, 101])
+    if 'reward' not in wrong:
+        step([1], [2])
+    with pytest.raises(BlockError):
+        step([2, 101], [2, 101], **dict(terminated=True) | wrong)
+    step([2, 101], [50, 150], 0)
+    step([50, 150], [51, 151])
+    assert {0, 50, 100, 150} <= set(replay.memory.state.flatten().tolist()) <= {0, 1, 50, 100, 150}
+
+
+def test_an_interrupt_while_a_step_waits_for_the_lock_loses_no_end():
+    replay = ExperienceReplay(bs=1, max_sz=100)
+    vector_step(replay, 1, 1.0, 2)
+
+    class Rings(contextlib.ExitStack):
+        def __enter__(self):
+            replay.lock = lock
+            raise KeyboardInterrupt
+
+    lock, replay.lock = replay.lock, Rings()
+    with pytest.raises(KeyboardInterrupt):
+        vector_step(replay, 2, 1.0, 3, True)
+    vector_step(replay, 3, 0.0, 10)
+    vector_step(replay, 10, 1.0, 11)
+    assert leads(replay) == [(1, 2), (10, 11)]
+
+
+@pytest.mark.parametrize('own', [False, True])
+@pytest.mark.parametrize('before', [False, True])
+def test_no_window_spans_a_block_that_an_error_in_a_pass_has_lost(own, before):
+    "The function fails once, before `n_step` or after it"
+    source = OwnSteps() if own else GymStepper(Counts(), seed=0)
+    seen = []
+
+    def fails_once(steps):
+        seen.append(steps)
+        if len(seen) == 2:
+            raise RuntimeError
+        return steps
+
+    chain = (
+        source.map(fails_once).n_step(2, 0.5) if before else source.n_step(2, 0.5).map(fails_once)
+    )
+    replay = chain.experience_replay(bs=1, max_sz=100, seed=0)
+    env = Counts()
+    obs = env.reset()[0]
+    for _ in range(40):
+        if own:
+            after, reward, ended, _, _ = env.step(0)
+            source.add_step(obs, 0, reward, after, ended)
+            obs = env.reset()[0] if ended else after
+        with contextlib.suppress(RuntimeError):
+            next(iter(replay), None)
+    assert len(replay) > 20
+    check(replay, 2)
+    lost = seen[1].rows
+    for row in replay.memory[:].rows:
+        same = row['episode_n'] == lost['episode_n'][0]
+        assert not same or row['step_n'] <= lost['step_n'][0]
