@@ -113,12 +113,7 @@ COMMANDS = dict(  # what it does, what it is about, options
     ),
     watch=(
         'Show on a page how runs go and what memories hold, while they are written',
-        dict(
-            dest='dirs',
-            nargs='+',
-            metavar='DIR',
-            help='of runs, of memories, or one with several runs in it',
-        ),
+        dict(dest='dirs', nargs='+', metavar='DIR', help='of runs and of memories'),
         'port open',
     ),
 )

@@ -14,8 +14,8 @@ import gymnasium as gym
 from ..envs import bitflip, catch  # noqa: F401 (registers the games)
 from ..envs.agents import Agents
 from ..envs.atari import EpisodicLife, atari, register_games
-from ..steps.errors import Explained, did_you_mean, not_installed
-from ..learning.settings import SettingsError, as_value
+from ..steps.errors import Explained, not_installed
+from ..learning.settings import SettingsError, as_value, nearest
 import fastrl_replay.memory.frames  # noqa: F401 (registers `Frames`)
 from ..memory.rows import STORES, Store
 
@@ -179,16 +179,10 @@ def named_store(
     spare: int = 0,  # rows that stay there beyond those that count
 ) -> Store:
     "Make the store that a setting names"
-    calls = read_calls('store', text)
-    if len(calls) != 1 or calls[0].module or calls[0].name not in STORES:
-        raise SettingsError(
-            'recipe',
-            f"setting 'store': there is no store {text!r}{did_you_mean(text, STORES)}",
-            expected=f'one of {", ".join(STORES)}',
-        )
-    _, name, args, kwargs = calls[0]
+    nearest('recipe', 'store', text.partition('(')[0], STORES)
     with _making('store', text):
-        return STORES[name](*args, path=path, spare=spare, **kwargs)
+        [call] = read_calls('store', text)
+        return STORES[call.name](*call.args, path=path, spare=spare, **call.kwargs)
 
 # %% ../../nbs/app/named_envs.ipynb #69aad01f
 def named_info(

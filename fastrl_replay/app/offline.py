@@ -66,7 +66,8 @@ def recorded_rows(
     "Return the rows that a setting names, in blocks"
     if is_minari(data):
         return read_minari(data, seeds=False)
-    data, path = str(data), Path(data).expanduser()
+    data = str(data)
+    path = Path(data).expanduser()
     if data.startswith('minari:'):
         return read_minari(data[len('minari:') :], seeds=False)
     if path.is_dir():
@@ -127,14 +128,6 @@ class Offline(Journal):
                 'its source',
                 type(source).__name__,
                 'a replay without a source, such as ExperienceReplay(bs=64)',
-            )
-        if not isinstance(data, (str, Path)) and not is_minari(data):
-            raise ArgumentTypeError(
-                'Offline',
-                'data',
-                type(data).__name__,
-                'a path, minari:NAME, or a data set of Minari',
-                'replay.add(block) for blocks of rows',
             )
         super().__init__(source, max_steps)
         self.data = data

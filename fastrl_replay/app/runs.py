@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ALONE', 'lock_dir', 'Run', 'eval_seed', 'Silent', 'start', 'launcher', 'begun_by_launcher', 'reopen', 'outside',
-           'resume', 'interruptible']
+           'resume', 'program', 'interruptible']
 
 # %% ../../nbs/app/runs.ipynb #fb248db8
-import json, os, platform, shlex, signal, threading
+import json, os, platform, shlex, signal
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from itertools import count
@@ -19,12 +19,14 @@ from .. import __version__
 from ..pipe import as_worker
 from ..steps.errors import Explained
 from ..steps.files import left_over, lock_file, write_whole
-from .named_envs import reaches_outside, read_calls
+from .named_envs import reaches_outside
 from ..learning.checkpoints import load_part
 from ..learning.settings import Recipe, SettingsError, setting_text
 from ..steps.states import Misfit, checked, described, dict_of, integer, row
 from .recipes import Agent, check_saved, play_episodes
-from .run_files import facts_of, read_config, read_metrics, run_title
+from .run_files import read_config, read_metrics, run_title
+from .watching import watched_run
+from ..parallel.ranks import Ranks
 from fastrl_replay.app.saved_policies import (
     check_model,
     checkpoint_bytes,
@@ -32,9 +34,8 @@ from fastrl_replay.app.saved_policies import (
     policy_in,
     policy_state,
 )
-from ..learning.registry import setting
 from ..look.page import page_html
-from ..look.run_sample import column, outcome_charts, run_sample
+from ..look.run_sample import column, outcome_charts
 from ..look.sample import samples_of
 from ..look.show import charts_png
 
@@ -81,7 +82,6 @@ def _float(x):  # a form; NaN will do, too: an environment may give it
 _KEPT = dict(  # what a checkpoint holds beside the agent, each with its form
     saves=integer(), sums=dict_of(row(_float, integer())), ended=integer(), wall=_float
 )
-_BEST = dict(eval_return=_float, env_steps=integer())  # of best.pt, beside the policy
 
 # %% ../../nbs/app/runs.ipynb #497d51b0
 class Run:
@@ -100,25 +100,24 @@ class Run:
         self.settings = settings
         self.title = run_title(name, settings)
         self.agent = Agent(settings, ranks, spaces, run=proxy(self))
+        self.journal = self.agent.journal
         # `leads`: does this one write what happens?
         self.ranks, self.leads = self.agent.ranks, self.agent.ranks.leads
         self.show = Silent()  # a display, while it trains
-        self.best = None  # what best.pt holds
         self.sums = {}  # of the records since the last report, by name: sum, how many
         self.ended = 0  # episodes at the last report
         self.wall = 0.0  # seconds until the last checkpoint
-        self.drawn = 0.0  # when the picture was last drawn
         self.saves = 0  # checkpoints so far
-        self.seen = 0  # the step at which it last looked what is due
+        self.seen = 0  # steps before the last block
         # a stop was asked for, by a signal; a checkpoint is due
         self.stop = False
         self.stopped_by = signal.SIGINT
         self.unsaved = False
-        self.held = ExitStack()  # the lock, from `start` or `resume` to the end of `train`
+        # what is open and the lock, from `start` or `resume` to the end of `train`
+        self.held = ExitStack()
 
     def train(self, show=None) -> dict:  # the summary; None if it was stopped before its end
         "Train to the end, or until `stop`"
-        agent = self.agent
         self.show = show or Silent()
         torch.set_num_threads(self.settings['threads'])
         self.began = perf_counter() - self.wall
@@ -127,31 +126,28 @@ class Run:
             if not (self.out / 'checkpoint.pt').exists():
                 self.save()
             try:
-                for record in agent.pipe:
+                for record in self.agent.pipe:
                     for k, v in record.items():
                         total, n = self.sums.get(k, (0.0, 0))
                         self.sums[k] = [total + v, n + 1]
-                return self._finish()
             except _Stopped:
                 return None
-            finally:
-                agent.end_workers()
+            return self._finish()
 
     def came(self, rows):
         "A block has come; the stages below continue with it"
+        self.seen = self.journal.steps - rows
         self.show.tick(rows)
 
     def between(self):
         "Do what is due when all that the last steps set off has been done"
-        if self._due('report'):
+        if self.leads and self._due('report'):
             self.report()
-        if self._due('eval'):
+        if self.leads and self._due('eval'):
             self.evaluate(self.settings['eval_episodes'])
-        if self._due('save'):
-            self.unsaved = True
-        self.seen = self.agent.journal.steps
+        self.unsaved |= self._due('save')
         # as all ranks know it
-        stop = self.stop if self.ranks.size == 1 else self.agent.journal.stopping
+        stop = self.stop if self.ranks.size == 1 else self.journal.stopping
         if (stop or self.unsaved) and self.ranks.all(self.agent.resumable):
             self.save()
             self.stop |= stop
@@ -160,51 +156,47 @@ class Run:
 
     def _due(self, what):
         every = self.settings[f'{what}_every']
-        return self.agent.journal.steps // every > self.seen // every
+        return self.journal.steps // every > self.seen // every
 
-    def _counts(self):
-        "Return the counts that metrics and the summary begin with"
-        j = self.agent.journal
-        return dict(env_steps=j.steps, updates=self.agent.pipe.updates, episodes=len(j.returns))
-
-    def _clock(self):
+    def _so_far(self):
+        "Return the counts and the times of a line of metrics and of the summary"
         wall = perf_counter() - self.began
-        return dict(wall_s=round(wall, 2), steps_per_s=round(self.agent.journal.steps / wall, 1))
+        steps = self.journal.steps
+        return dict(
+            env_steps=steps,
+            updates=self.agent.pipe.updates,
+            episodes=len(self.journal.returns),
+            wall_s=round(wall, 2),
+            steps_per_s=round(steps / wall, 1),
+        )
 
     def report(self):
         "Write a line of metrics"
-        if not self.leads:
-            return
-        j = self.agent.journal
-        new = j.returns[self.ended :]
-        won = j.successes[self.ended :]
-        self.ended = len(j.returns)
-        line = self._counts() | dict(return_mean=float(np.mean(new)) if new else None)
+        new = self.journal.returns[self.ended :]
+        won = self.journal.successes[self.ended :]
+        self.ended = len(self.journal.returns)
+        line = self._so_far() | self.agent.counts()
+        line['return_mean'] = float(np.mean(new)) if new else None
         if won:
             line['success_mean'] = float(np.mean(won))
-        if hasattr(self.agent.policy, 'report') and not setting(self.settings, 'data'):
-            line |= self.agent.policy.report()
-        line |= {k: total / n for k, (total, n) in self.sums.items()}
+        self._write(line | {k: total / n for k, (total, n) in self.sums.items()})
         self.sums = {}
-        line |= self.agent.counts() | self._clock()
-        self._write(line)
-        if line['wall_s'] - self.drawn > 10:
-            self.drawn = line['wall_s']
-            self.draw()
 
     def _write(self, line):
         with open(self.out / 'metrics.jsonl', 'a') as f:
             f.write(json.dumps(line) + '\n')
         self.show.report(line)
 
-    def evaluate(self, episodes: int):
-        "Play without exploring; return the returns, and the successes if the environment has them"
-        if not self.leads:
-            return None, None
+    def evaluations(self) -> tuple:  # steps, mean returns
+        "Return the evaluations so far"
+        return column(read_metrics(self.out), 'eval_return')
+
+    def evaluate(self, episodes: int) -> tuple:  # a line of metrics, and the returns
+        "Play without exploring; write best.pt if it was better than all before"
         with as_worker(None):
             returns, won = play_episodes(self.agent, episodes, eval_seed(self.settings))
         line = dict(
-            env_steps=self.agent.journal.steps,
+            env_steps=self.journal.steps,
             updates=self.agent.pipe.updates,
             eval_return=float(returns.mean()),
             eval_std=float(returns.std()),
@@ -212,16 +204,11 @@ class Run:
         )
         if won is not None:
             line['eval_success'] = float(won.mean())
+        if line['eval_return'] > np.max(self.evaluations()[1], initial=-np.inf):
+            best = policy_state(self.agent) | line
+            write_whole(self.out / 'best.pt', checkpoint_bytes(best))
         self._write(line)
-        self._keep_best(line)
-        return returns, won
-
-    def _keep_best(self, line):
-        "Write best.pt if an evaluation was better than all before"
-        mean = line['eval_return']
-        if np.isfinite(mean) and (self.best is None or mean > self.best['eval_return']):
-            self.best = {**policy_state(self.agent), **line}
-            write_whole(self.out / 'best.pt', checkpoint_bytes(self.best))
+        return line, returns
 
     def save(self):
         "Write the checkpoint"
@@ -236,11 +223,9 @@ class Run:
             write_whole(self._part(), checkpoint_bytes(agent))
         self.ranks.gather('written')
         if self.leads:
-            state = dict(
-                agent=agent,
-                run={k: getattr(self, k) for k in _KEPT},
-                policy=dict(policy_state(self.agent), env_steps=self.agent.journal.steps),
-            )
+            run = {k: getattr(self, k) for k in _KEPT}
+            policy = policy_state(self.agent) | dict(env_steps=self.journal.steps)
+            state = dict(agent=agent, run=run, policy=policy)
             write_whole(self.out / 'checkpoint.pt', checkpoint_bytes(state))
 
     def load(
@@ -248,18 +233,17 @@ class Run:
         state: dict,  # what checkpoint.pt holds
     ):
         "Continue from a checkpoint"
-        best = self.out / 'best.pt'
         try:
-            kept = checked('Run', _KEPT, state['run'])
-            vars(self).update(kept)
+            vars(self).update(checked('Run', _KEPT, state['run']))
             agent = state['agent'] if self.leads else load_checkpoint(self._part())
             self.agent.load_state_dict(agent)
-            if best.exists():
-                self.best = checked('Run', _BEST, load_checkpoint(best), more=True)
         except Exception as e:  # somebody else may have written it
             what = f"{self.out / 'checkpoint.pt'} doesn't fit the run's config.json"
             raise SettingsError('run', what, f'{type(e).__name__}: {e}') from e
-        self.seen = self.agent.journal.steps
+
+    def _part(self):
+        "Return the file of this rank; the one before is complete until all are written"
+        return self.out / f'rank-{self.ranks.rank}-{self.saves % 2}.pt'
 
     def in_one_directory(self):
         "Let all ranks use the directory of rank 0"
@@ -267,64 +251,47 @@ class Run:
             self.out = Path(self.ranks.gather(str(self.out.absolute()))[0])
         return self
 
-    def _part(self):
-        "Return the file of this rank; the one before is complete until all are written"
-        return self.out / f'rank-{self.ranks.rank}-{self.saves % 2}.pt'
-
-    def _episodes(self):
-        j = self.agent.journal
-        return dict(ends=j.ends, returns=j.returns, successes=j.successes)
-
-    def draw(self):
-        "Write returns.png, if matplotlib is installed"
-        with suppress(ImportError):
-            charts = outcome_charts(read_metrics(self.out), self._episodes(), self.agent.solved)
-            write_whole(self.out / 'returns.png', charts_png(charts, self.title))
-
-    def _write_report(self, summary):
-        run = run_sample(
-            self.out.name,
-            **facts_of(read_config(self.out)),
-            lines=read_metrics(self.out),
-            summary=summary,
-            said=f'{summary["env_steps"]:,} steps in {summary["wall_s"]:,.0f} s',
-            episodes=self._episodes(),
-        )
-        memory = self.agent.memory
-        parts = [run, *(() if memory is None else samples_of(memory))]
-        write_whole(self.out / 'report.html', page_html(parts, self.title))
-
     def _finish(self) -> dict:
-        a = self.agent
         self.save()
-        self.report()
         if not self.leads:
             return {}
-        final, won = self.evaluate(20)
-        goal = np.inf if a.solved is None else a.solved
-        evals = zip(*column(read_metrics(self.out), 'eval_return'))
+        self.report()
+        final, returns = self.evaluate(20)
+        steps, means = self.evaluations()
+        best = max(means)
+        solved = self.agent.solved
+        reached = [] if solved is None else [s for s, mean in zip(steps, means) if mean >= solved]
         summary = dict(
             recipe=self.name,
             env=self.settings['env'],
             seed=self.settings['seed'],
-            **self._counts(),
-            **self._clock(),
-            device=str(a.pipe.device),
-            final_return=float(final.mean()),
-            final_std=float(final.std()),
-            final_returns=final.tolist(),
-            solved_at_step=next((step for step, mean in evals if mean >= goal), None),
-            solved=a.solved,
+            **self._so_far(),
+            device=str(self.agent.pipe.device),
+            final_return=final['eval_return'],
+            final_std=final['eval_std'],
+            final_returns=returns.tolist(),
+            best_return=best,
+            best_at_step=steps[means.index(best)],
+            solved_at_step=min(reached, default=None),
+            solved=solved,
         )
-        if won is not None:
-            summary['final_success'] = float(won.mean())
-        if self.best is not None:
-            summary['best_return'] = self.best['eval_return']
-            summary['best_at_step'] = self.best['env_steps']
-        self.draw()
-        write_whole(self.out / 'summary.json', json.dumps(summary, indent=2))
-        self._write_report(summary)
+        if 'eval_success' in final:
+            summary['final_success'] = final['eval_success']
+        self._write_results(summary)
         return summary
+
+    def _write_results(self, summary):
+        "Write summary.json, report.html, and returns.png if matplotlib is installed"
+        j = self.journal
+        episodes = dict(ends=j.ends, returns=j.returns, successes=j.successes)
+        with suppress(ImportError):
+            charts = outcome_charts(read_metrics(self.out), episodes, self.agent.solved)
+            write_whole(self.out / 'returns.png', charts_png(charts, self.title))
+        write_whole(self.out / 'summary.json', json.dumps(summary, indent=2))
+        parts = [watched_run(self.out, episodes)]
+        if self.agent.memory is not None:
+            parts += samples_of(self.agent.memory)
+        write_whole(self.out / 'report.html', page_html(parts, self.title))
 
 
 def eval_seed(settings: dict) -> int:
@@ -345,13 +312,13 @@ class Silent:
     def report(self, line: dict):
         "A line of metrics was written"
 
+    def close(self):
+        "The run has ended"
+
 # %% ../../nbs/app/runs.ipynb #8837cbc1
 def _new_dir(recipe):
-    "Return a directory in runs/, named after the environment if the recipe's was changed"
-    env = []
-    if 'env' in recipe.changed:
-        env = [c.name.split('/')[-1] for c in read_calls('env', recipe.settings['env'])]
-    name = '-'.join([recipe.name, *env, f'seed{recipe.settings["seed"]}'])
+    "Return a directory in runs/ that is not there yet"
+    name = f'{recipe.name}-seed{recipe.settings["seed"]}'
     found = Path('runs') / name
     for i in count(2):
         if not found.exists():
@@ -365,37 +332,36 @@ def start(
     ranks=None,  # as `Ranks`, if several learn together
 ) -> Run:
     "Return a new run"
-    s = {**recipe.settings, 'ranks': 1 if ranks is None else ranks.size}
-    if ranks is not None and not ranks.leads:
-        return Run('.', recipe.name, s, ranks).in_one_directory()
+    ranks = ranks or Ranks(alone=1)
+    s = {**recipe.settings, 'ranks': ranks.size}
     out = Path(out or _new_dir(recipe))
-    if out.exists():
+    if ranks.leads and out.exists():
         _check_empty(out)
     run = Run(out, recipe.name, s, ranks)
     with ExitStack() as held:
-        held.callback(run.agent.close_memory)
+        held.callback(run.agent.pipe.close)
         run.agent.open_memory()
-        out.mkdir(parents=True, exist_ok=True)
-        held.enter_context(lock_dir(out))
-        config = dict(
-            recipe=run.name,
-            env=s['env'],
-            settings=s,
-            versions=dict(
-                fastrl_replay=__version__,
-                torch=torch.__version__,
-                gymnasium=gym.__version__,
-                numpy=np.__version__,
-                python=platform.python_version(),
-            ),
-            machine=platform.machine(),
-            began=datetime.now(timezone.utc).isoformat(timespec='seconds'),
-            launcher=launcher(),
-        )
-        write_whole(out / 'config.json', json.dumps(config, indent=2))
-        run.in_one_directory()
+        if ranks.leads:
+            out.mkdir(parents=True, exist_ok=True)
+            held.enter_context(lock_dir(out))
+            config = dict(
+                recipe=run.name,
+                env=s['env'],
+                settings=s,
+                versions=dict(
+                    fastrl_replay=__version__,
+                    torch=torch.__version__,
+                    gymnasium=gym.__version__,
+                    numpy=np.__version__,
+                    python=platform.python_version(),
+                ),
+                machine=platform.machine(),
+                began=datetime.now(timezone.utc).isoformat(timespec='seconds'),
+                launcher=launcher(),
+            )
+            write_whole(out / 'config.json', json.dumps(config, indent=2))
         run.held = held.pop_all()
-    return run
+    return run.in_one_directory()
 
 # %% ../../nbs/app/runs.ipynb #5c7252fa
 def _check_empty(out):
@@ -424,7 +390,7 @@ def begun_by_launcher(
             return path
 
 # %% ../../nbs/app/runs.ipynb #718892a8
-ALONE = dict(memory_path='none', workers=0, shards=0, engine='process', address='none', ranks=1)
+ALONE = dict(memory_path='none', workers=0, shards=0, engine='process', ranks=1)
 
 
 def reopen(
@@ -436,15 +402,16 @@ def reopen(
     "Return an agent with the model that a run has saved, to be looked at"
     path = Path(out) / ('best.pt' if best else 'checkpoint.pt')
     with _config_errors(out):
-        s = {**_saved_settings(read_config(out)), **ALONE}
+        config = read_config(out)
+        s = check_saved(config['recipe'], config['settings']) | ALONE
         if device is not None:
             s['device'] = device
         if not trust:
-            _check_within(s, out, ['data'])
+            _check_within(s, ['data'])
         policy = policy_in(load_checkpoint(path), path)
         agent = Agent(s, spaces=check_model(path, s, policy))
         load_part(agent.model, policy['model'])
-    return agent, policy.get('env_steps', 0)
+    return agent, policy['env_steps']
 
 # %% ../../nbs/app/runs.ipynb #d373dad5
 @contextmanager
@@ -455,29 +422,21 @@ def _config_errors(out):
     except Explained as e:
         raise SettingsError('run', f'{out}/config.json: {e}') from e
 
-
-def _saved_settings(config):
-    return check_saved(config['recipe'], config['settings'])
-
 # %% ../../nbs/app/runs.ipynb #aac90782
 def outside(
     s: dict,  # settings
-    out,  # the run's directory
 ) -> list:  # of names
     "Return settings that reach outside of a run: modules, paths, clusters, large numbers"
     found = [key for key in ('env', 'wrappers', 'train_wrappers') if reaches_outside(s[key])]
-    within = dict(engine='process', address='none', data='none')
+    within = dict(engine='process', data='none', memory_path='none')
     found += [key for key, value in within.items() if s[key] != value]
-    path = setting(s, 'memory_path')
-    if path and Path(out).resolve() not in Path(path).resolve().parents:
-        found.append('memory_path')
     largest = dict(envs=1024, max_sz=10**7, threads=256)
     return found + [key for key, most in largest.items() if s[key] > most]
 
 
-def _check_within(s, out, again):
+def _check_within(s, again):
     "Raise if saved settings reach outside of the run and were not repeated"
-    found = [key for key in outside(s, out) if key not in again]
+    found = [key for key in outside(s) if key not in again]
     if found:
         typed = ' '.join(shlex.quote(f'{key}={s[key]}') for key in found)
         raise SettingsError(
@@ -496,39 +455,44 @@ def resume(
     ranks=None,  # as `Ranks`, if several learn together
 ) -> Run:
     "Return a run that continues from its last checkpoint"
+    ranks = ranks or Ranks(alone=1)
     path = Path(out) / 'checkpoint.pt'
     with ExitStack() as held:
         config = read_config(out)
-        if ranks is None or ranks.leads:
+        if ranks.leads:
             held.enter_context(lock_dir(out))
         with _config_errors(out):
             given = dict(given)
-            s = _again(_saved_settings(config), given)
+            s = _again(check_saved(config['recipe'], config['settings']), given)
             if not trust:
-                _check_within(s, out, given)
-            n, now = s['ranks'], 1 if ranks is None else ranks.size
-            if n != now:  # rows and environments stay with their rank
-                command = f'torchrun --nproc-per-node {n} -m fastrl_replay'
+                _check_within(s, given)
+            if s['ranks'] != ranks.size:  # rows and environments stay with their rank
                 raise SettingsError(
                     'run',
                     'it was begun with another number of learners',
-                    now,
-                    n,
-                    f'{"fastrl-replay" if n == 1 else command} train --resume {out}',
+                    ranks.size,
+                    s['ranks'],
+                    f'{program(s["ranks"])} train --resume {out}',
                 )
             state = load_checkpoint(path)
             run = Run(out, config['recipe'], s, ranks, check_model(path, s, policy_in(state, path)))
         run.load(state)
-        if not run.leads:
-            return run.in_one_directory()
-        held.callback(run.agent.close_memory)
-        run.agent.open_memory()
         held.callback(run.agent.pipe.close)
+        run.agent.open_memory()
         run.agent.pipe.open()  # other environments than the saved ones are refused here
-        _tidy(run, config)
-        run.in_one_directory()
+        if ranks.leads:
+            _tidy(run, config)
         run.held = held.pop_all()
-    return run
+    return run.in_one_directory()
+
+
+def program(
+    ranks: int,  # learners
+) -> str:
+    "Return what is typed before a command"
+    if ranks == 1:
+        return 'fastrl-replay'
+    return f'torchrun --nproc-per-node {ranks} -m fastrl_replay'
 
 
 def _again(s, given):
@@ -572,10 +536,6 @@ def interruptible(
     run: Run,  # that will stop
 ):
     "While this lasts, Ctrl-C and SIGTERM stop `run` after it has saved a checkpoint"
-
-    if threading.current_thread() is not threading.main_thread():  # as in a notebook
-        yield
-        return
 
     def ask(number, frame):
         if run.stop and run.ranks.size > 1:

@@ -18,7 +18,7 @@ from ..learning.learners import LEARNERS
 from ..steps.files import open_plain
 from ..steps.nested import fields_of, nest
 from ..learning.settings import SettingsError, nearest
-from ..steps.states import anything, checked
+from ..steps.states import anything, checked, dict_of
 
 # %% ../../nbs/app/saved_policies.ipynb #4ad8d4d1
 def checkpoint_bytes(
@@ -65,12 +65,12 @@ def load_checkpoint(
         raise SettingsError('run', f"{path} can't be read as a checkpoint", said) from e
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e011
-_SPACES = {  # kind → what it is made of
-    spaces.Box: ('low', 'high'),
-    spaces.Discrete: ('n', 'start'),
-    spaces.MultiDiscrete: ('nvec', 'start'),
-    spaces.MultiBinary: ('n',),
-}
+_SPACES = dict(  # kind → what it is made of
+    Box=('low', 'high'),
+    Discrete=('n', 'start'),
+    MultiDiscrete=('nvec', 'start'),
+    MultiBinary=('n',),
+)
 
 
 def space_state(
@@ -81,9 +81,9 @@ def space_state(
     if parts is not None:
         return dict(parts={k: space_state(s) for k, s in parts.items()})
     for kind, names in _SPACES.items():
-        if isinstance(space, kind):
+        if isinstance(space, getattr(spaces, kind)):
             state = {name: torch.tensor(np.array(getattr(space, name))) for name in names}
-            return dict(state, kind=kind.__name__)
+            return dict(state, kind=kind)
     raise SettingsError(
         'policy',
         'a space that has no form in a file',
@@ -101,15 +101,12 @@ def space_of(
         if isinstance(parts, tuple):
             return spaces.Tuple(parts)
         return spaces.Dict(OrderedDict(parts))  # in the order of the network's inputs
-    arrays = {name: x.numpy() for name, x in state.items() if name != 'kind'}
-    if state['kind'] == 'Box':
-        return spaces.Box(**arrays, dtype=arrays['low'].dtype)
-    if state['kind'] == 'MultiDiscrete':
-        return spaces.MultiDiscrete(**arrays, dtype=arrays['nvec'].dtype)
-    numbers = {name: x.tolist() for name, x in arrays.items()}
-    if state['kind'] == 'Discrete':
-        return spaces.Discrete(**numbers)
-    return spaces.MultiBinary(**numbers)
+    kind = state['kind']
+    values = {name: state[name].numpy() for name in _SPACES[kind]}
+    if kind in ('Box', 'MultiDiscrete'):
+        [dtype, *_] = {x.dtype for x in values.values()}
+        return getattr(spaces, kind)(**values, dtype=dtype)
+    return getattr(spaces, kind)(**{name: x.tolist() for name, x in values.items()})
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e015
 def policy_state(
@@ -133,17 +130,17 @@ def check_model(
     try:
         spaces = [space_of(policy[name]) for name in ('observation_space', 'action_space')]
         builder = LEARNERS[settings['learner']]
-        settings = {**settings, 'device': 'meta'}
         with torch.device('meta'), torch.random.fork_rng(devices=[]):
-            model = builder.model(settings, *spaces)
-            builder.greedy(model, settings)
+            model = builder.model({**settings, 'device': 'meta'}, *spaces)
         check_same_shapes('run', policy['model'], bare_names(model.state_dict()))
     except Exception as e:  # somebody else may have written it
         raise SettingsError('run', f'{path} has another model', f'{type(e).__name__}: {e}') from e
     return spaces
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e017
-_POLICY = 'model', 'settings', 'observation_space', 'action_space'
+_POLICY = dict.fromkeys(
+    ('model', 'settings', 'observation_space', 'action_space'), dict_of(anything)
+)
 
 
 def policy_in(
@@ -151,17 +148,9 @@ def policy_in(
     path,  # of the file, for errors
 ) -> dict:  # as `policy_state` gave it
     "Return the policy in a checkpoint"
-    state = state.get('policy', state) if isinstance(state, dict) else {}
-    missing = [k for k in _POLICY if not isinstance(state.get(k), dict)]
-    if missing:
-        raise SettingsError(
-            'run',
-            f'{path} has no policy',
-            f'no {", ".join(missing)}',
-            'a best.pt or a checkpoint.pt of this version',
-            'go on with the run: train --resume DIR writes both',
-        )
-    return state
+    if isinstance(state, dict) and 'policy' in state:
+        state = state['policy']
+    return checked(str(path), _POLICY, state, more=True)
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e018
 def load_policy(

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from fastrl_replay.all import *
 from fastrl_replay.learning.settings import recipe, recipes
-from fastrl_replay.app.recipes import Agent, evaluate
+from fastrl_replay.app.recipes import Agent, play_episodes
 from fastrl_replay.app.runs import resume, start
 from fastrl_replay.cli import main
 from fastrl_replay.envs.atari import EpisodicLife, atari, register_games
@@ -315,7 +315,9 @@ def test_evaluations_count_whole_games():
     "Unclipped, all lives: 60 pictures of 3; training sees lives of 5 steps, of 1 each"
     agent = Agent(recipe('pong', **SCRIPTED).settings)
     next(iter(agent.pipe))
-    assert set(agent.journal.returns) == {5.0} and evaluate(agent, 3).tolist() == [180.0] * 3
+    assert (
+        set(agent.journal.returns) == {5.0} and play_episodes(agent, 3)[0].tolist() == [180.0] * 3
+    )
     assert agent.greedy().eps == 0.001
 
 

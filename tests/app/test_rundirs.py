@@ -294,7 +294,7 @@ def test_your_own_module_needs_no_flag_and_the_printed_lines_have_it(tmp_path, m
 def test_recipes_reach_outside_only_by_modules():
     for r in recipes().values():
         check_saved(r.name, r.settings)
-        found = outside(r.settings, 'r')
+        found = outside(r.settings)
         assert bool(found) == (':' in r.settings['env'] or r.name == 'cartpole-offline'), r.name
     for text in 'a:b-v0', 'A(x="c:d")', 'TimeLimit(5), G(h)', 'F([1, [2, 10_000]])', 'F(1e9)':
         assert reaches_outside(text), text

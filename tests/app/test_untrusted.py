@@ -12,7 +12,7 @@ from gymnasium import spaces
 from fastrl_replay.all import *
 from fastrl_replay.cli import main
 from fastrl_replay.app.named_envs import named_env
-from fastrl_replay.app.recipes import Agent
+from fastrl_replay.app.recipes import Agent, play_episodes
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import reopen, resume, start
 from fastrl_replay.app.saved_policies import checkpoint_bytes, load_checkpoint
@@ -97,22 +97,22 @@ def test_a_link_of_the_name_of_an_unfinished_file_is_not_followed(tmp_path):
 # ---- item 10: --resume of a run of somebody else ----
 
 
-def test_a_strangers_run_joins_no_cluster(copy, capsys):
+def test_a_strangers_run_joins_no_cluster(copy, capsys, monkeypatch):
     "The error names the settings, and the words that allow them"
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         s.listen()
         s.settimeout(0.1)
-        address = f'127.0.0.1:{s.getsockname()[1]}'
-        change(copy, engine='ray', address=address, workers=1, steps=400)
+        monkeypatch.setenv('RAY_ADDRESS', f'127.0.0.1:{s.getsockname()[1]}')
+        change(copy, engine='ray', threads=300, workers=1, steps=400)
         with within(60):
             said = says(capsys, 'train', '--resume', copy)
-        for word in f'--set engine=ray address={address}', '--trust', 'config.json':
+        for word in '--set engine=ray threads=300', '--trust', 'config.json':
             assert word in said
         said = says(capsys, 'train', '--resume', copy, '--set', 'engine=ray')  # one of the two
-        assert '--set address' in said and 'engine=' not in said
-        assert f'expected {address}' in says(
-            capsys, 'train', '--resume', copy, '--set', 'engine=ray', 'address=other:6379'
+        assert '--set threads' in said and 'engine=' not in said
+        assert 'expected 300' in says(
+            capsys, 'train', '--resume', copy, '--set', 'engine=ray', 'threads=2'
         )
         with pytest.raises(TimeoutError):
             s.accept()
@@ -518,7 +518,7 @@ def test_a_run_that_is_looked_at_can_be_evaluated(copy):
     "It writes nothing"
     before = contents(copy)
     agent, step = reopen(copy)
-    assert len(evaluate(agent, 3)) == 3 and step == 300 and contents(copy) == before
+    assert len(play_episodes(agent, 3)[0]) == 3 and step == 300 and contents(copy) == before
 
 
 @pytest.mark.parametrize('line', ['eval', 'train --resume'])
