@@ -33,11 +33,7 @@ OPTIONS = dict(  # of all commands
     steps=dict(_N, help='environment steps in all (schedules that end with them are stretched)'),
     seed=dict(_N, help='of everything that is random; for eval of its environments'),
     device=dict(help='where the network is: cpu, cuda, … or auto, the GPU if there is one'),
-    out=dict(
-        _DIR,
-        help='where to leave the run (default: runs/RECIPE-seedS, '
-        'with --env runs/RECIPE-ENV-seedS)',
-    ),
+    out=dict(_DIR, help='where to leave the run (default: runs/RECIPE-seedS)'),
     settings=dict(metavar='FILE', help='a settings file on top of the shipped one'),
     set=dict(
         type=_pair,

@@ -121,7 +121,7 @@ def test_a_run_from_the_outside(tmp_path, monkeypatch, capsys):
     assert s['final_return'] == lines[-1]['eval_return'] and lines[-1]['eval_episodes'] == 20
     assert (out / 'returns.png').read_bytes().startswith(b'\x89PNG')
     config = json.loads((out / 'config.json').read_text())
-    assert config['settings']['network'] == '16 16' and config['env'] == s['env']
+    assert config['settings']['network'] == '16 16' and config['settings']['env'] == s['env']
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'path', list(sys.path))
     found = f'{s["final_return"]:.5g} ± {s["final_std"]:.5g}'

@@ -12,15 +12,12 @@ import numpy as np
 from tqdm.auto import tqdm
 from ..steps.errors import not_installed
 from ..steps.files import write_whole
-from ..learning.registry import setting
 from ..learning.settings import SettingsError, nearest, recipe, recipes
 from .recipes import play_episodes
 from .run_files import read_config, read_json, read_metrics, run_title
 from fastrl_replay.app.runs import (
     Run,
     Silent,
-    begun_by_launcher,
-    eval_seed,
     interruptible,
     outside,
     program,
@@ -28,7 +25,6 @@ from fastrl_replay.app.runs import (
     resume,
     start,
 )
-from ..look.page import page_path
 from ..look.run_sample import column
 from ..look.sample import chart, memory_sample
 from ..look.show import charts_png
@@ -143,9 +139,6 @@ def train(args):
         if ranks.leads:
             learners = f', {ranks.size} learners' if ranks.size > 1 else ''
             print(f'{run.title}, into {run.out}{learners}', flush=True)
-            path = setting(run.settings, 'memory_path')
-            if path:
-                print(f'its memory is in {Path(path).absolute()}')
             display = Bar(run, _board(run.out) if args.tensorboard else None)
         try:
             with interruptible(run):
@@ -186,10 +179,9 @@ def _run(args, ranks):
         )
     new = recipe(args.recipe, args.settings, **given)
     # torchrun begins its processes again when one of them has failed
-    if os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') != '0':
-        begun = ranks.gather(str(begun_by_launcher(args.out) or ''))[0]
-        if begun:
-            return resume(begun, trust=True, ranks=ranks)
+    again = os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') != '0'
+    if again and args.out and (Path(args.out) / 'checkpoint.pt').exists():
+        return resume(args.out, {**new.settings, 'ranks': ranks.size}, ranks=ranks)
     return start(new, args.out, ranks)
 
 # %% ../../nbs/app/commands.ipynb #b822c3d2
@@ -202,15 +194,12 @@ def show_recipes(args):
         return
     for r in found.values():
         print(f'{r.name:16} {r.about}')
-    print('\nfastrl-replay recipes NAME    shows its settings')
-    print('fastrl-replay train NAME      trains it')
 
 
 def play(args):
     "Play episodes without exploring, with what a run has learned"
     agent, step = reopen(args.dir, args.best, args.device, args.trust)
-    seed = eval_seed(agent.settings) if args.seed is None else args.seed
-    returns, won = play_episodes(agent, args.episodes, seed, args.record)
+    returns, won = play_episodes(agent, args.episodes, args.seed, args.record)
     title = run_title(read_config(args.dir)['recipe'], agent.settings)
     print(f'{title}, {"the best model, of" if args.best else "after"} {step:,} steps')
     text = _result_text(returns.mean(), returns.std(), None if won is None else won.mean())
@@ -219,13 +208,11 @@ def play(args):
 # %% ../../nbs/app/commands.ipynb #5e37623d
 def look(args):
     "Print what is in a memory on disk, including while another process writes it"
-    if args.html:
-        page_path('memory', args.html)  # an error now, not after minutes
     memory = open_memory(args.dir)
-    remarks = memory_sample(memory, 100_000)['remarks']
-    print(memory, *(f'! {r["text"]}' for r in remarks), sep='\n')
     if args.html:
         print(f'page: {memory.page(args.html)}')
+    remarks = memory_sample(memory, 100_000)['remarks']
+    print(memory, *(f'! {r["text"]}' for r in remarks), sep='\n')
 
 # %% ../../nbs/app/commands.ipynb #f0c70022
 def watch(args):

@@ -76,10 +76,9 @@ def recorded_rows(
         return Items(map(memory.take, parts), at_end='flush')
     if path.suffix.lower() in ('.npz', '.parquet') and path.is_file():
         return Episodes(path)
-    what = 'a file of another kind' if path.is_file() else 'there is nothing of this name'
     raise SettingsError(
         'recipe',
-        f"setting 'data': {what}",
+        "setting 'data': there is nothing of this name",
         data,
         'a directory with a memory, a file .npz or .parquet with episodes, or minari:NAME',
         f'leave rows on disk: fastrl-replay train cartpole --memory {data}',

@@ -163,8 +163,7 @@ class Agent:
         all_ranks = {**self.settings, 'envs': s['envs']}
         self.policy = self.builder.policy(self.model, all_ranks, lambda: len(me().journal.returns))
         one = partial(make_env, s, training=True)
-        n = self.settings['envs']
-        source = one if n == 1 else [one] * n
+        source = [one] * self.settings['envs']
         self.stepper = step_env(self.settings, source, self.policy, s['seed'])
         self.memory = self.rewards = self.shards = None
         parts = {**s, 'store': _store(s, env), 'rounds': lambda steps: steps}
@@ -322,9 +321,10 @@ def _check(s):
     data = setting(s, 'data')
     norms = dict(normalise_states=False, normalise_rewards=False)
     if s['memory'] == 'none':
-        _only(s, 'with memory = none, which keeps nothing', memory_path='none', shards=0)
-    if 'uniform' not in builder.memories or s['memory'] == 'none':
-        _only(s, f'with learner = {s["learner"]} and memory = {s["memory"]}', data='none')
+        nothing = 'with memory = none, which keeps nothing'
+        _only(s, nothing, memory_path='none', shards=0, data='none')
+    if 'uniform' not in builder.memories:
+        _only(s, f'with learner = {s["learner"]}', data='none')
     if data:
         _only(s, 'with recorded rows', memory_path='none', workers=0, shards=0)
     if data or s['shards']:
@@ -406,11 +406,13 @@ def check_saved(
 def play_episodes(
     agent: Agent,  # whose model plays
     episodes: int = 20,  # how many, each in another environment, or of another agent
-    seed: int = 0,  # of the environments
+    seed: int = None,  # of the environments; None: that of the run's evaluations
     record=None,  # a file .mp4 for a video of the first episode
 ) -> tuple:  # their returns, and whether they were successes; None: the environment doesn't say
     "Play episodes without exploring"
     s = agent.settings
+    if seed is None:
+        seed = 1_000_003 * (s['seed'] + 1)
     n = -(-episodes // agent.agents)
     makers = [partial(make_env, s, render=record is not None)] + [partial(make_env, s)] * (n - 1)
     with recording(record, makers, 'eval') as filmed:

@@ -10,7 +10,7 @@ from fastrl_replay.app import commands
 from fastrl_replay.app.named_envs import reaches_outside
 from fastrl_replay.app.recipes import check_saved
 from fastrl_replay.app.runs import Silent, lock_dir, outside, reopen, resume
-from fastrl_replay.app.saved_policies import checkpoint_bytes, load_checkpoint
+from fastrl_replay.app.saved_policies import load_checkpoint, write_checkpoint
 from fastrl_replay.cli import main
 from fastrl_replay.learning.settings import SettingsError, recipes
 from test_cli import same_runs
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_other_things_is_one_line(state, copy, capsys):
     if isinstance(state, dict) and set(state) == {'run'}:
         good = load_checkpoint(path)
         state = {**good, 'run': {**good['run'], **state['run']}}
-    path.write_bytes(checkpoint_bytes(state))
+    write_checkpoint(path, state)
     assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
 
 

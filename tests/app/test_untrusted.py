@@ -15,7 +15,7 @@ from fastrl_replay.app.named_envs import named_env
 from fastrl_replay.app.recipes import Agent, play_episodes
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import reopen, resume, start
-from fastrl_replay.app.saved_policies import checkpoint_bytes, load_checkpoint
+from fastrl_replay.app.saved_policies import load_checkpoint, write_checkpoint
 from fastrl_replay.app.watching import Watch, watched_in
 from fastrl_replay.steps.errors import Explained, StateError
 from fastrl_replay.steps.files import write_whole
@@ -195,7 +195,7 @@ def test_code_in_a_checkpoint_is_not_executed(copy, tmp_path, capsys):
             return os.system, ('touch ' + str(tmp_path / 'executed'),)
 
     for name in 'checkpoint.pt', 'best.pt':
-        (copy / name).write_bytes(checkpoint_bytes(dict(agent=Bad())))
+        write_checkpoint(copy / name, dict(agent=Bad()))
     for line in (
         ['train', '--resume', copy, '--steps', 400],
         ['eval', copy],
@@ -406,13 +406,13 @@ def test_a_network_is_not_larger_than_its_file(copy):
     "20,000 × 20,000 from a file of a few kB: in the settings, or a tensor that repeats a number"
     best = load_checkpoint(copy / 'best.pt')
     best['settings']['network'] = '20_000 20_000'
-    (copy / 'large.pt').write_bytes(checkpoint_bytes(best))
+    write_checkpoint(copy / 'large.pt', best)
     with small(), pytest.raises(Explained, match='large.pt'):
         load_policy(copy / 'large.pt')
     one = torch.zeros(())
     for name, x in best['model'].items():
         best['model'][name] = one.expand([20_000 if n == 8 else n for n in x.shape])
-    (copy / 'large.pt').write_bytes(checkpoint_bytes(best))
+    write_checkpoint(copy / 'large.pt', best)
     with small(), pytest.raises(Explained, match='large.pt'):
         load_policy(copy / 'large.pt')
     change(copy, network='20_000 20_000')
@@ -439,7 +439,7 @@ def test_a_network_is_not_larger_than_its_file(copy):
 def test_a_space_is_not_larger_than_its_file(state, copy):
     best = load_checkpoint(copy / 'best.pt')
     best['observation_space'] = state
-    (copy / 'large.pt').write_bytes(checkpoint_bytes(best))
+    write_checkpoint(copy / 'large.pt', best)
     with small(), pytest.raises(Explained, match='large.pt'):
         load_policy(copy / 'large.pt')
 
@@ -463,7 +463,7 @@ def test_lists_that_contain_each_other_are_refused(copy, capsys, tmp_path):
         above = above['above']
     for bad in nested(60), circle:
         for state in (bad, {**good, 'agent': {**good['agent'], 'generators': bad}}):
-            (copy / 'checkpoint.pt').write_bytes(checkpoint_bytes(state))
+            write_checkpoint(copy / 'checkpoint.pt', state)
             with within(20):
                 assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
         with within(20), pytest.raises(StateError):
@@ -472,7 +472,7 @@ def test_lists_that_contain_each_other_are_refused(copy, capsys, tmp_path):
             )
     above['above'] = above  # a chain without end
     above['stage'] = 'x'
-    (copy / 'checkpoint.pt').write_bytes(checkpoint_bytes(good))
+    write_checkpoint(copy / 'checkpoint.pt', good)
     with within(20):
         assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
 
