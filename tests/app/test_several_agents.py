@@ -40,7 +40,7 @@ def test_dqn_trains_in_an_environment_of_agents_from_the_command_line(
     )
     (out,) = (tmp_path / 'runs').iterdir()
     s = json.loads((out / 'summary.json').read_text())
-    assert out.name == 'dqn-pursuit-v5-seed0' and (s['env'], s['env_steps'], s['solved']) == (
+    assert out.name == 'dqn-seed0' and (s['env'], s['env_steps'], s['solved']) == (
         ENV,
         300,
         None,
