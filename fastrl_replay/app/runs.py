@@ -6,7 +6,7 @@
 __all__ = ['ALONE', 'lock_dir', 'Run', 'Silent', 'start', 'reopen', 'outside', 'resume', 'program', 'interruptible']
 
 # %% ../../nbs/app/runs.ipynb #fb248db8
-import json, os, platform, shlex, signal
+import json, os, platform, shlex, signal, threading
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from itertools import count
@@ -511,6 +511,9 @@ def interruptible(
     run: Run,  # that will stop
 ):
     "While this lasts, Ctrl-C and SIGTERM stop `run` after it has saved a checkpoint"
+    if threading.current_thread() is not threading.main_thread():  # as in a notebook
+        yield
+        return
 
     def ask(number, frame):
         if run.stop and run.ranks.size > 1:
