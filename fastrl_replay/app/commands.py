@@ -61,7 +61,7 @@ class Bar:
         steps = line['env_steps']
         if self.board is not None:
             for name, value in line.items():
-                if isinstance(value, (int, float)) and name != 'env_steps':
+                if isinstance(value, (int, float)):
                     self.board.add_scalar(name, value, steps)
         if 'eval_return' in line or steps >= self.next_line:
             self.next_line = steps + self.run.settings['steps'] / 20

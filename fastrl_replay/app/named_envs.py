@@ -61,8 +61,6 @@ def _literal(node):
     "Return the value of an argument; a word without quotes is text, or yes or no"
     if isinstance(node, ast.Name):
         return as_value(node.id)
-    if isinstance(node, (ast.Tuple, ast.List)):
-        return tuple(map(_literal, node.elts))
     return ast.literal_eval(node)
 
 # %% ../../nbs/app/named_envs.ipynb #4eff5758
@@ -74,7 +72,7 @@ def reaches_outside(
     for call in read_calls('env', text):
         values = [*call.args, *call.kwargs.values()]
         for value in values:
-            if isinstance(value, tuple):
+            if isinstance(value, (list, tuple)):
                 values.extend(value)
             elif isinstance(value, (int, float)) and abs(value) < 10_000:
                 room /= max(abs(value), 1)
@@ -193,7 +191,7 @@ def named_info(
         return {}
     calls = read_calls('info', f'info({text})')
     entries = {**dict.fromkeys(calls[0].args), **calls[0].kwargs}
-    texts = [v for v in entries.values() if isinstance(v, (str, tuple))]
+    texts = [v for v in entries.values() if isinstance(v, (str, list, tuple))]
     if entries and not texts and all(isinstance(k, str) for k in entries):
         return entries
     raise SettingsError(

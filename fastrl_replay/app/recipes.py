@@ -234,10 +234,7 @@ class Agent:
         if self.shards is not None:
             stats = self.shards.stats()
             rows = self.shards.num_workers * self.shards.source.max_sz
-            waited = round(stats['waited_s'], 3)
-            return counts | dict(
-                fill=stats['rows'] / rows, shards=stats['workers'], waited_s=waited
-            )
+            return counts | dict(fill=stats['rows'] / rows, shards=stats['workers'])
         if self.memory is None:
             return counts | dict(fill=0.0)
         stats = self.memory.stats()

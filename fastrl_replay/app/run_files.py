@@ -49,8 +49,7 @@ def read_json(
         found = json.loads(text)
     except (ValueError, RecursionError) as e:
         raise SettingsError('run', f"{path} can't be read", e) from None
-    have = found if isinstance(found, dict) else {}
-    if have is not found or not all(isinstance(have.get(k), fields[k]) for k in fields):
+    if not isinstance(found, dict) or not all(isinstance(found.get(k), fields[k]) for k in fields):
         what = f'{path} belongs to no run'
         raise SettingsError('run', what, text[:60], f'an object with {", ".join(fields)}')
     return found
@@ -74,8 +73,7 @@ def run_title(
 ) -> str:
     "Return the name of a run in lines and pictures: recipe, environment, wrappers and seed"
     title = f'{recipe} on {settings.get("env", "?")}'
-    around = [settings.get(k, 'none') for k in ('wrappers', 'train_wrappers')]
-    around = ', '.join(str(w) for w in around if w != 'none')
-    if around:
-        title += f' with {around}'
+    for key in 'wrappers', 'train_wrappers':
+        if settings.get(key, 'none') != 'none':
+            title += f' with {settings[key]}'
     return ' '.join(f'{title}, seed {settings.get("seed")}'.split())  # a name may have line breaks

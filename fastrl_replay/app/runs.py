@@ -267,13 +267,12 @@ class Run:
             final_return=final['eval_return'],
             final_std=final['eval_std'],
             final_returns=returns.tolist(),
+            final_success=final.get('eval_success'),
             best_return=best,
             best_at_step=steps[means.index(best)],
             solved_at_step=min(reached, default=None),
             solved=solved,
         )
-        if 'eval_success' in final:
-            summary['final_success'] = final['eval_success']
         self._write_results(summary)
         return summary
 
@@ -418,7 +417,7 @@ def _check_within(s, again):
         raise SettingsError(
             'recipe',
             'its settings reach outside of the run',
-            ', '.join(f'{key} = {s[key]}' for key in found),
+            typed,
             'no modules, no paths, no clusters, and no large numbers',
             f'check them, then --trust, or repeat them with train: --set {typed}',
         )

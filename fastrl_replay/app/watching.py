@@ -10,12 +10,13 @@ import re, threading, time, webbrowser
 from pathlib import Path
 from zlib import crc32
 from .offline import open_memory
-from .run_files import read_config, read_json, read_metrics, run_title
+from .run_files import read_config, read_metrics, run_title
 from ..look.page import page_html
 from ..look.run_sample import run_sample
 from ..look.sample import json_text, memory_sample, plain
 from ..look.server import Server
 from ..learning.settings import SettingsError, recipes
+from ..steps.files import json_in
 
 # %% ../../nbs/app/watching.ipynb #1d77cf8a
 def state_of(
@@ -46,9 +47,7 @@ def watched_run(
     "Return a sample of a run"
     config = read_config(path)
     lines = read_metrics(path)
-    summary = {}
-    if (path / 'summary.json').exists():
-        summary = read_json(path / 'summary.json', {})
+    summary = json_in(path / 'summary.json')
     state, said = state_of(path, lines, summary, time.time())
     title = run_title(config['recipe'], config['settings'])
     known = recipes().get(config['recipe'])

@@ -40,11 +40,7 @@ def test_dqn_trains_in_an_environment_of_agents_from_the_command_line(
     )
     (out,) = (tmp_path / 'runs').iterdir()
     s = json.loads((out / 'summary.json').read_text())
-    assert out.name == 'dqn-seed0' and (s['env'], s['env_steps'], s['solved']) == (
-        ENV,
-        300,
-        None,
-    )
+    assert out.name == 'dqn-seed0' and (s['env'], s['env_steps'], s['solved']) == (ENV, 300, None)
     assert s['episodes'] == 18  # six of 15 steps, of three agents
     assert (
         main(['eval', str(out), '--episodes', '4']) == 0
