@@ -356,13 +356,9 @@ def start(
 def _check_empty(out):
     "Raise if a directory has files"
     found = sorted(os.listdir(out))
-    if 'checkpoint.pt' in found and 'config.json' in found:
-        what = 'there is a run already in this directory'
-        raise SettingsError('run', what, out, remedy=f'--resume {out}, or another --out')
     if found:
-        raise SettingsError(
-            'run', f'{out} is not empty', ', '.join(found[:5]), remedy='another --out'
-        )
+        remedy = f'another --out, or for a run --resume {out}'
+        raise SettingsError('run', f'{out} is not empty', ', '.join(found[:5]), remedy=remedy)
 
 # %% ../../nbs/app/runs.ipynb #718892a8
 ALONE = dict(memory_path='none', workers=0, shards=0, engine='process', ranks=1)
