@@ -33,11 +33,7 @@ OPTIONS = dict(  # of all commands
     steps=dict(_N, help='environment steps in all (schedules that end with them are stretched)'),
     seed=dict(_N, help='of everything that is random; for eval of its environments'),
     device=dict(help='where the network is: cpu, cuda, … or auto, the GPU if there is one'),
-    out=dict(
-        _DIR,
-        help='where to leave the run (default: runs/RECIPE-seedS, '
-        'with --env runs/RECIPE-ENV-seedS)',
-    ),
+    out=dict(_DIR, help='where to leave the run (default: runs/RECIPE-seedS)'),
     settings=dict(metavar='FILE', help='a settings file on top of the shipped one'),
     set=dict(
         type=_pair,
@@ -113,12 +109,7 @@ COMMANDS = dict(  # what it does, what it is about, options
     ),
     watch=(
         'Show on a page how runs go and what memories hold, while they are written',
-        dict(
-            dest='dirs',
-            nargs='+',
-            metavar='DIR',
-            help='of runs, of memories, or one with several runs in it',
-        ),
+        dict(dest='dirs', nargs='+', metavar='DIR', help='of runs and of memories'),
         'port open',
     ),
 )

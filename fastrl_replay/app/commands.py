@@ -12,54 +12,45 @@ import numpy as np
 from tqdm.auto import tqdm
 from ..steps.errors import not_installed
 from ..steps.files import write_whole
-from ..learning.registry import setting
 from ..learning.settings import SettingsError, nearest, recipe, recipes
 from .recipes import play_episodes
 from .run_files import read_config, read_json, read_metrics, run_title
 from fastrl_replay.app.runs import (
-    ALONE,
     Run,
     Silent,
-    begun_by_launcher,
-    eval_seed,
     interruptible,
     outside,
+    program,
     reopen,
     resume,
     start,
 )
-from ..look.page import page_path
 from ..look.run_sample import column
 from ..look.sample import chart, memory_sample
 from ..look.show import charts_png
 from .offline import open_memory
 from .watching import watch_dirs
-from ..parallel.ranks import Ranks, launched
+from ..parallel.ranks import Ranks
 
 # %% ../../nbs/app/commands.ipynb #900e7f22
 class Bar:
-    "A progress bar for a run; lines if the output is no terminal"
+    "A line of numbers now and then, and a progress bar if the output is a terminal"
 
     def __init__(
         self,
         run: Run,
         board=None,  # TensorBoard's writer, which gets the numbers too
         file=None,  # None: standard error
-        terminal: bool = None,  # None: ask the file
     ):
         self.run = run
         self.board = board
         self.file = file or sys.stderr
-        self.terminal = self.file.isatty() if terminal is None else terminal
         self.bar = tqdm(
             total=run.settings['steps'],
-            initial=run.agent.journal.steps,
+            initial=run.journal.steps,
             unit=' steps',
-            desc=run.name,
-            disable=not self.terminal,
+            disable=None,
             file=self.file,
-            mininterval=0.2,
-            dynamic_ncols=True,
         )
         self.next_line = 0  # the step at which the next one is printed
 
@@ -70,14 +61,11 @@ class Bar:
         steps = line['env_steps']
         if self.board is not None:
             for name, value in line.items():
-                if isinstance(value, (int, float)) and name != 'env_steps':
+                if isinstance(value, (int, float)):
                     self.board.add_scalar(name, value, steps)
-        if self.terminal:
-            if 'fill' in line:
-                self.bar.set_postfix_str(_numbers(line), refresh=False)
-        elif 'eval_return' in line or steps >= self.next_line:
+        if 'eval_return' in line or steps >= self.next_line:
             self.next_line = steps + self.run.settings['steps'] / 20
-            print(f'{steps:>9,} steps  {_numbers(line)}', file=self.file, flush=True)
+            tqdm.write(f'{steps:>9,} steps  {_numbers(line)}', file=self.file)
 
     def close(self):
         self.bar.close()
@@ -85,22 +73,22 @@ class Bar:
             self.board.close()
 
 # %% ../../nbs/app/commands.ipynb #a40c9706
-_SHOWN = dict(
-    eval_return='evaluation',
-    eval_success='successes',
-    return_mean='return',
-    success_mean='successes',
-    eps='ε',
-    loss='loss',
-    td='TD error',
-    fill='memory',
-    steps_per_s='steps/s',
+_SHOWN = (
+    'eval_return',
+    'eval_success',
+    'return_mean',
+    'success_mean',
+    'eps',
+    'loss',
+    'td',
+    'fill',
+    'steps_per_s',
 )
 
 
 def _numbers(line):
-    shown = {word: line.get(name) for name, word in _SHOWN.items()}
-    return '  '.join(f'{word} {x:.5g}' for word, x in shown.items() if x is not None)
+    found = {name: line[name] for name in _SHOWN if line.get(name) is not None}
+    return '  '.join(f'{name} {x:.5g}' for name, x in found.items())
 
 
 def _result_text(mean, std, successes):
@@ -117,9 +105,9 @@ def _board(out):
     return SummaryWriter(out)
 
 # %% ../../nbs/app/commands.ipynb #b982288c
-def _in_a_line(run, settings):
+def _in_a_line(run):
     "Return the run's directory, as it is typed after eval and --resume"
-    return shlex.quote(str(run.out)) + ' --trust' * bool(outside(settings, run.out))
+    return shlex.quote(str(run.out)) + ' --trust' * bool(outside(run.settings))
 
 # %% ../../nbs/app/commands.ipynb #a83f2407
 def _result(run, s):
@@ -134,91 +122,67 @@ def _result(run, s):
         f'{s["env_steps"]:,} steps and {s["updates"]:,} updates in {s["wall_s"]:.1f} s: '
         f'{s["steps_per_s"]:,.0f} steps a second'
     )
-    if (run.out / 'returns.png').exists():
-        print(f'picture:    {run.out / "returns.png"}')
     print(f'report:     {run.out / "report.html"}')
-    typed = _in_a_line(run, {**run.settings, **ALONE, 'data': 'none'})
+    typed = _in_a_line(run)
     print(f'play again: fastrl-replay eval {typed}')
-    best = s.get('best_return', s['final_return'])
-    if best > s['final_return']:
-        at = f'mean return {best:.5g} at step {s["best_at_step"]:,}'
+    if s['best_return'] > s['final_return']:
+        at = f'mean return {s["best_return"]:.5g} at step {s["best_at_step"]:,}'
         print(f'best model: {at}; fastrl-replay eval {typed} --best')
 
 # %% ../../nbs/app/commands.ipynb #e94665ab
 def train(args):
     "Train a recipe, or continue a run; as one of several learners if torchrun has started it"
-    if not launched():
-        return _train(args)
     with Ranks() as ranks:
-        return _train(args, ranks)
-
-
-def _train(args, ranks=None):
-    leads = ranks is None or ranks.leads  # the others show nothing
-    run = _resumed(args, ranks) if args.resume else _begun(args, ranks)
-    display = Silent()
-    program = 'fastrl-replay'
-    if ranks is not None:
-        program = f'torchrun --nproc-per-node {ranks.size} -m fastrl_replay'
-    again = f'{program} train --resume {_in_a_line(run, run.settings)}'
-    if leads:
-        learners = '' if ranks is None else f', {ranks.size} learners'
-        print(f'{run.title}, into {run.out}{learners}', flush=True)
-        path = setting(run.settings, 'memory_path')
-        if path:
-            print(f'its memory is in {Path(path).absolute()}')
-        if not args.tensorboard and any(run.out.glob('events.out.tfevents.*')):
-            print('without --tensorboard from here on, which it had before', file=sys.stderr)
-        display = Bar(run, _board(run.out) if args.tensorboard else None)
-    try:
-        with interruptible(run):
-            summary = run.train(display)
-    except (Exception, KeyboardInterrupt):
-        if run.saves > 1:
-            print(f'from its last checkpoint: {again}', file=sys.stderr)
-        raise
-    finally:
-        if leads:
+        run = _run(args, ranks)
+        again = f'{program(ranks.size)} train --resume {_in_a_line(run)}'
+        display = Silent()  # of the other learners
+        if ranks.leads:
+            learners = f', {ranks.size} learners' if ranks.size > 1 else ''
+            print(f'{run.title}, into {run.out}{learners}', flush=True)
+            display = Bar(run, _board(run.out) if args.tensorboard else None)
+        try:
+            with interruptible(run):
+                summary = run.train(display)
+        except (Exception, KeyboardInterrupt):
+            if run.saves > 1:
+                print(f'from its last checkpoint: {again}', file=sys.stderr)
+            raise
+        finally:
             display.close()
-    if leads and summary:
-        _result(run, summary)
-    elif leads:
-        print(f'stopped at step {run.agent.journal.steps:,} and saved')
-        print(f'go on:      {again}')
+        if summary:
+            _result(run, summary)
+        elif ranks.leads:
+            print(f'stopped at step {run.journal.steps:,} and saved')
+            print(f'go on:      {again}')
     return 128 + run.stopped_by if run.stop else 0  # of a command that a signal has ended
 
 
-def _begun(args, ranks):
-    "Return a new run; if torchrun begins its processes again, the one that it has begun before"
+def _run(args, ranks):
+    "Return a new run, or one that continues"
+    given = dict(args.set)
+    for option in 'env', 'steps', 'seed', 'device', 'memory_path', 'data':
+        value = getattr(args, option)
+        if value is not None:
+            given[option] = value
+    if args.resume:
+        for what in 'recipe', 'out', 'settings':
+            if getattr(args, what) is not None:
+                raise SettingsError(
+                    'train', f'{what} with --resume', remedy='leave one of them out'
+                )
+        return resume(args.resume, given, args.trust, ranks)
     if not args.recipe:
         raise SettingsError(
             'train',
             'no recipe was named',
             expected=f'one of {", ".join(recipes(args.settings))}, or --resume DIR',
         )
-    new = recipe(args.recipe, args.settings, **_given(args))
-    if ranks is not None and os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') != '0':
-        begun = ranks.gather(str(begun_by_launcher(args.out) or '') if ranks.leads else '')[0]
-        if begun:
-            return resume(begun, trust=True, ranks=ranks)
+    new = recipe(args.recipe, args.settings, **given)
+    # torchrun begins its processes again when one of them has failed
+    again = os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') != '0'
+    if again and args.out and (Path(args.out) / 'checkpoint.pt').exists():
+        return resume(args.out, {**new.settings, 'ranks': ranks.size}, ranks=ranks)
     return start(new, args.out, ranks)
-
-# %% ../../nbs/app/commands.ipynb #a03ab0f5
-def _given(args) -> dict:
-    "Return the settings that --set and the options that are short for settings give"
-    given = dict(args.set)
-    for option in 'env', 'steps', 'seed', 'device', 'memory_path', 'data':
-        value = getattr(args, option)
-        if value is not None:
-            given[option] = value
-    return given
-
-# %% ../../nbs/app/commands.ipynb #e1c876c8
-def _resumed(args, ranks):
-    for what in 'recipe', 'out', 'settings':
-        if getattr(args, what) is not None:
-            raise SettingsError('train', f'{what} with --resume', remedy='leave one of them out')
-    return resume(args.resume, _given(args), args.trust, ranks)
 
 # %% ../../nbs/app/commands.ipynb #b822c3d2
 def show_recipes(args):
@@ -230,33 +194,25 @@ def show_recipes(args):
         return
     for r in found.values():
         print(f'{r.name:16} {r.about}')
-    print('\nfastrl-replay recipes NAME    shows its settings')
-    print('fastrl-replay train NAME      trains it')
 
 
 def play(args):
     "Play episodes without exploring, with what a run has learned"
     agent, step = reopen(args.dir, args.best, args.device, args.trust)
-    seed = eval_seed(agent.settings) if args.seed is None else args.seed
-    returns, won = play_episodes(agent, args.episodes, seed, args.record)
+    returns, won = play_episodes(agent, args.episodes, args.seed, args.record)
     title = run_title(read_config(args.dir)['recipe'], agent.settings)
     print(f'{title}, {"the best model, of" if args.best else "after"} {step:,} steps')
     text = _result_text(returns.mean(), returns.std(), None if won is None else won.mean())
     print(f'mean return of {len(returns)} episodes without exploring: {text}')
-    print(f'from {returns.min():.5g} to {returns.max():.5g}')
-    if args.record:
-        print(f'video of the first one, with a return of {returns[0]:.5g}: {args.record}')
 
 # %% ../../nbs/app/commands.ipynb #5e37623d
 def look(args):
     "Print what is in a memory on disk, including while another process writes it"
-    if args.html:
-        page_path('memory', args.html)  # an error now, not after minutes
     memory = open_memory(args.dir)
-    remarks = memory_sample(memory, 100_000)['remarks']
-    print(memory, *(f'! {r["text"]}' for r in remarks), sep='\n')
     if args.html:
         print(f'page: {memory.page(args.html)}')
+    remarks = memory_sample(memory, 100_000)['remarks']
+    print(memory, *(f'! {r["text"]}' for r in remarks), sep='\n')
 
 # %% ../../nbs/app/commands.ipynb #f0c70022
 def watch(args):
@@ -279,7 +235,7 @@ def _outcome(out):
     x, y = column(lines, 'return_mean')
     if not x:  # a run from recorded rows has evaluations only
         x, y = column(lines, 'eval_return')
-    return dict(**s, by='environment steps', x=x, y=y)
+    return s | dict(x=x, y=y)
 
 # %% ../../nbs/app/commands.ipynb #d7512f2c
 _COLUMNS = 'final_return', 'best_return', 'solved_at_step', 'env_steps', 'wall_s'
@@ -305,15 +261,15 @@ def curves(
 ) -> bytes:  # a png
     "Draw the mean of each name's runs"
     lines = []
+    solved = set()
     for name, runs in results.items():
+        solved |= {r.get('solved') for r in runs}
         if all(r['x'] for r in runs):  # some episode has ended
             x = np.linspace(0, min(r['x'][-1] for r in runs), 400)
             y = np.mean([np.interp(x, r['x'], r['y']) for r in runs], 0)
             lines.append(dict(name=name, style='line', x=x, y=y))
-    outcomes = [r for runs in results.values() for r in runs]
-    solved = {r['solved'] for r in outcomes if r.get('solved') is not None}
-    levels = [[x, 'solved'] for x in solved]
-    return charts_png([chart('Return', outcomes[0]['by'], *lines, levels=levels)], '')
+    levels = [[level, 'solved'] for level in solved - {None}]
+    return charts_png([chart('Return', 'environment steps', *lines, levels=levels)], '')
 
 
 def compare(args):

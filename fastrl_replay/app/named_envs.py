@@ -14,8 +14,8 @@ import gymnasium as gym
 from ..envs import bitflip, catch  # noqa: F401 (registers the games)
 from ..envs.agents import Agents
 from ..envs.atari import EpisodicLife, atari, register_games
-from ..steps.errors import Explained, did_you_mean, not_installed
-from ..learning.settings import SettingsError, as_value
+from ..steps.errors import Explained, not_installed
+from ..learning.settings import SettingsError, as_value, nearest
 import fastrl_replay.memory.frames  # noqa: F401 (registers `Frames`)
 from ..memory.rows import STORES, Store
 
@@ -61,8 +61,6 @@ def _literal(node):
     "Return the value of an argument; a word without quotes is text, or yes or no"
     if isinstance(node, ast.Name):
         return as_value(node.id)
-    if isinstance(node, (ast.Tuple, ast.List)):
-        return tuple(map(_literal, node.elts))
     return ast.literal_eval(node)
 
 # %% ../../nbs/app/named_envs.ipynb #4eff5758
@@ -74,7 +72,7 @@ def reaches_outside(
     for call in read_calls('env', text):
         values = [*call.args, *call.kwargs.values()]
         for value in values:
-            if isinstance(value, tuple):
+            if isinstance(value, (list, tuple)):
                 values.extend(value)
             elif isinstance(value, (int, float)) and abs(value) < 10_000:
                 room /= max(abs(value), 1)
@@ -179,16 +177,10 @@ def named_store(
     spare: int = 0,  # rows that stay there beyond those that count
 ) -> Store:
     "Make the store that a setting names"
-    calls = read_calls('store', text)
-    if len(calls) != 1 or calls[0].module or calls[0].name not in STORES:
-        raise SettingsError(
-            'recipe',
-            f"setting 'store': there is no store {text!r}{did_you_mean(text, STORES)}",
-            expected=f'one of {", ".join(STORES)}',
-        )
-    _, name, args, kwargs = calls[0]
+    nearest('recipe', 'store', text.partition('(')[0], STORES)
     with _making('store', text):
-        return STORES[name](*args, path=path, spare=spare, **kwargs)
+        [call] = read_calls('store', text)
+        return STORES[call.name](*call.args, path=path, spare=spare, **call.kwargs)
 
 # %% ../../nbs/app/named_envs.ipynb #69aad01f
 def named_info(
@@ -199,7 +191,7 @@ def named_info(
         return {}
     calls = read_calls('info', f'info({text})')
     entries = {**dict.fromkeys(calls[0].args), **calls[0].kwargs}
-    texts = [v for v in entries.values() if isinstance(v, (str, tuple))]
+    texts = [v for v in entries.values() if isinstance(v, (str, list, tuple))]
     if entries and not texts and all(isinstance(k, str) for k in entries):
         return entries
     raise SettingsError(

@@ -66,7 +66,8 @@ def recorded_rows(
     "Return the rows that a setting names, in blocks"
     if is_minari(data):
         return read_minari(data, seeds=False)
-    data, path = str(data), Path(data).expanduser()
+    data = str(data)
+    path = Path(data).expanduser()
     if data.startswith('minari:'):
         return read_minari(data[len('minari:') :], seeds=False)
     if path.is_dir():
@@ -75,10 +76,9 @@ def recorded_rows(
         return Items(map(memory.take, parts), at_end='flush')
     if path.suffix.lower() in ('.npz', '.parquet') and path.is_file():
         return Episodes(path)
-    what = 'a file of another kind' if path.is_file() else 'there is nothing of this name'
     raise SettingsError(
         'recipe',
-        f"setting 'data': {what}",
+        "setting 'data': there is nothing of this name",
         data,
         'a directory with a memory, a file .npz or .parquet with episodes, or minari:NAME',
         f'leave rows on disk: fastrl-replay train cartpole --memory {data}',
@@ -127,14 +127,6 @@ class Offline(Journal):
                 'its source',
                 type(source).__name__,
                 'a replay without a source, such as ExperienceReplay(bs=64)',
-            )
-        if not isinstance(data, (str, Path)) and not is_minari(data):
-            raise ArgumentTypeError(
-                'Offline',
-                'data',
-                type(data).__name__,
-                'a path, minari:NAME, or a data set of Minari',
-                'replay.add(block) for blocks of rows',
             )
         super().__init__(source, max_steps)
         self.data = data

@@ -21,7 +21,7 @@ from fastrl_replay.learning.settings import (
 from ..steps.row_dtypes import MASK, SUCCESS
 from ..envs.checks import as_float32
 from ..envs.stepper import GymStepper
-from ..learning.evaluation import evaluate, play
+from ..learning.evaluation import play
 from ..learning.video import recording
 from ..stages.journal import Collected, Gather, Journal
 from ..stages.normalisation import RewardNorm, ScaleRewards, StateNorm, UpdateNorms
@@ -37,11 +37,9 @@ from fastrl_replay.parallel.engines import (
     set_generators,
 )
 from ..parallel.ranks import Ranks, RankWeights, Rounds
-from ..parallel.ray_engine import RayEngine
 from ..parallel.stage import Parallel
 from ..pipe import Pipe, WorkerInfo
 from ..replay.replay import as_fraction
-from ..steps.states import anything, checked
 
 # %% ../../nbs/app/recipes.ipynb #ffe7cc9b
 def make_env(
@@ -79,7 +77,7 @@ def _store(s, env):
     spare = s['memory_spare']
     if not spare:
         waiting = s['train_every'] + s['envs'] * (s['n_step'] + 1)
-        longest = max(env.spec.max_episode_steps or 0, 1_000) if env.spec else 1_000
+        longest = getattr(env.spec, 'max_episode_steps', None) or 1_000
         spare = s['save_every'] + waiting + longest
     return named_store(s['store'], str(Path(path).absolute()), spare)
 
@@ -164,50 +162,43 @@ class Agent:
         # it counts what all ranks do
         all_ranks = {**self.settings, 'envs': s['envs']}
         self.policy = self.builder.policy(self.model, all_ranks, lambda: len(me().journal.returns))
-        self.stepper = self._stepper()
+        one = partial(make_env, s, training=True)
+        source = [one] * self.settings['envs']
+        self.stepper = step_env(self.settings, source, self.policy, s['seed'])
         self.memory = self.rewards = self.shards = None
-        batches = self._offline(s) if setting(s, 'data') else self._batches(s, env)
+        parts = {**s, 'store': _store(s, env), 'rounds': lambda steps: steps}
+        batches = self._offline(parts) if setting(s, 'data') else self._batches(parts)
         if self.rewards:
             batches = ScaleRewards(batches, self.rewards)
         self.pipe = self.builder.learner(batches, self.model, s)
         self.pipe.compute_with(s['precision'], s['compile'])
-        self._here = self.journal  # that of this rank
         if self.ranks.size > 1:
             self.pipe = self.ranks.sync(self.pipe)
-            self.journal = self.memory.source
 
     def greedy(self):
         "Return a policy that plays with the model, without exploring"
         return self.builder.greedy(self.model, self.settings)
 
-    def _stepper(self):
-        s = self.settings
-        one = partial(make_env, s, training=True)
-        source = one if s['envs'] == 1 else [one] * s['envs']
-        return step_env(s, source, self.policy, s['seed'])
-
-    def _batches(self, s, env):
+    def _batches(self, s):
         "Lead from steps to batches"
         limits = self.settings['steps'], self.settings['episodes'] or INF
-        several = self.ranks.size > 1  # then rounds gather, and end
-        self.actors = _with_actors(self.stepper, s)
-        steps = self.journal = Journal(self.actors) if several else Journal(self.actors, *limits)
+        several = self.ranks.size > 1  # then rounds gather
+        self.journal = self._here = steps = Journal(_with_actors(self.stepper, s), *limits)
         if not several and not s['shards']:
-            steps = Watched(self.journal, self.run)
+            steps = Watched(steps, self.run)
         if s['normalise_rewards']:
             self.rewards = RewardNorm(s['gamma'])
         states = next((m for m in self.model.modules() if isinstance(m, StateNorm)), None)
         if states or self.rewards:
             steps = UpdateNorms(steps, states, self.rewards)
-        if s['train_every'] > s['envs'] and not several:
-            steps = Gather(steps, s['train_every'])
-        part = {**s, 'store': _store(s, env), 'rounds': lambda steps: steps}
-        if s['shards']:
-            part |= _of_shard(s)
         if several:
             rows = max(s['train_every'], s['envs'])
-            part['rounds'] = lambda steps: Rounds(steps, self.ranks, rows, *limits, self.run)
-        batches = self.builder.batches(steps, self.model, part)
+            s['rounds'] = lambda steps: Rounds(steps, self.ranks, rows, *limits, self.run)
+        elif s['train_every'] > s['envs']:
+            steps = Gather(steps, s['train_every'])
+        if s['shards']:
+            s |= _of_shard(s)
+        batches = self.builder.batches(steps, self.model, s)
         replay = batches if hasattr(batches, 'memory') else None
         if setting(s, 'memory_path') and (replay is None or replay.memory.store.folder is None):
             raise SettingsError(
@@ -217,45 +208,38 @@ class Agent:
                 remedy="a builder whose replay has store=s['store']",
             )
         if s['shards']:
-            self.shards = _spread(batches, s['shards'], s)
+            self.shards = _spread(batches, s['shards'], s, s['engine'])
             self.journal = Collected(self.shards, *limits)
             return Watched(self.journal, self.run)
         self.memory = replay
-        return RankWeights(replay, self.ranks) if several else batches
+        if several:
+            self.journal = replay.source
+            return RankWeights(replay, self.ranks)
+        return batches
 
     def _offline(self, s):
         "Lead from recorded rows to batches; n-step rows are made when they are read"
-        part = {**s, 'store': _store(s, None), 'n_step': 1, 'rounds': lambda steps: steps}
-        self.memory = self.builder.batches(None, self.model, part)
+        self.memory = self.builder.batches(None, self.model, {**s, 'n_step': 1})
         last = MASK, SUCCESS, *s['info']  # as `row_batches` has them
-        self.journal = Offline(
+        self.journal = self._here = Offline(
             self.memory, s['data'], s['steps'], self.spaces, s['n_step'], s['gamma'], last
         )
         return Watched(self.journal, self.run)
 
     def counts(self) -> dict:  # plain data
-        "Return how full the memory is, how old drawn rows were (if any), and what each shard did"
+        "Return the policy's numbers, how full the memory is, ages of drawn rows, and of each shard"
+        if setting(self.settings, 'data'):
+            return dict(fill=self.memory.stats()['fill'])
+        counts = self.policy.report() if hasattr(self.policy, 'report') else {}
         if self.shards is not None:
             stats = self.shards.stats()
-            return dict(
-                fill=stats['rows'] / (self.shards.num_workers * self.shards.source.max_sz),
-                shards=stats['workers'],
-                waited_s=round(stats['waited_s'], 3),
-            )
+            rows = self.shards.num_workers * self.shards.source.max_sz
+            return counts | dict(fill=stats['rows'] / rows, shards=stats['workers'])
         if self.memory is None:
-            return dict(fill=0.0)
-        fill = len(self.memory.memory) / self.memory.max_sz
-        total, most = self.memory.memory.ages.tolist()
-        if not total or setting(self.settings, 'data'):
-            return dict(fill=fill)
-        return dict(fill=fill, age_mean=total / self.memory.sampled, age_max=most)
-
-    def end_workers(self):
-        "End processes and actors of Ray; what is here stays open"
-        if self.shards is not None:
-            self.shards.close()
-        elif not setting(self.settings, 'data') and self.actors is not self.stepper:
-            self.actors.close()
+            return counts | dict(fill=0.0)
+        stats = self.memory.stats()
+        names = ('fill', 'age_mean', 'age_max') if stats['sampled'] else ('fill',)
+        return counts | {name: stats[name] for name in names}
 
     def state_dict(self) -> dict:  # plain data and tensors
         "Return everything that training needs to continue"
@@ -263,7 +247,6 @@ class Agent:
 
     def load_state_dict(self, state: dict):
         "Continue where another agent of the same settings was saved"
-        state = checked('Agent', dict(pipe=anything, generators=anything), state)
         new = checked_generators('Agent', state['generators'])
         self.pipe.load_state_dict(state['pipe'])
         set_generators(new)
@@ -299,25 +282,26 @@ class Agent:
                     'as many shards, or another directory',
                 )
 
-    def close_memory(self):
-        "Let other processes write to a memory on disk"
-        if self.memory is not None:
-            self.memory.memory.close()
-
 # %% ../../nbs/app/recipes.ipynb #1bb8da2b
 INF = float('inf')
-RANGES = {  # setting → lowest and highest
-    **dict.fromkeys(('steps', 'train_every', 'n_step', 'eps_steps'), (1, 2**63)),
-    **dict.fromkeys(('eval_every', 'report_every', 'save_every'), (1, 2**63)),
-    **dict.fromkeys(('episodes', 'memory_spare', 'warmup'), (0, 2**63)),
-    'max_sz': (1, 2**63),
+_COUNTS = (
+    'steps',
+    'train_every',
+    'n_step',
+    'eps_steps',
+    'eval_every',
+    'report_every',
+    'save_every',
+)
+RANGES = {  # setting → lowest and highest; the others are checked by what is built of them
+    **dict.fromkeys(_COUNTS, (1, 2**63)),
+    **dict.fromkeys(('workers', 'shards'), (0, 2**12)),
+    **dict.fromkeys(('eps_start', 'eps_end', 'eval_eps'), (0, 1)),
+    'episodes': (0, 2**63),
     'seed': (0, 2**32 - 1),
     'threads': (1, 4096),
     'envs': (1, 2**16),
     'eval_episodes': (1, 10_000),
-    'workers': (0, 2**12),
-    'shards': (0, 2**12),
-    **dict.fromkeys(('eps_start', 'eps_end', 'eps_base', 'eval_eps'), (0, 1)),
 }
 
 
@@ -334,9 +318,10 @@ def _check(s):
     data = setting(s, 'data')
     norms = dict(normalise_states=False, normalise_rewards=False)
     if s['memory'] == 'none':
-        _only(s, 'with memory = none, which keeps nothing', memory_path='none', shards=0)
-    if 'uniform' not in builder.memories or s['memory'] == 'none':
-        _only(s, f'with learner = {s["learner"]} and memory = {s["memory"]}', data='none')
+        nothing = 'with memory = none, which keeps nothing'
+        _only(s, nothing, memory_path='none', shards=0, data='none')
+    if 'uniform' not in builder.memories:
+        _only(s, f'with learner = {s["learner"]}', data='none')
     if data:
         _only(s, 'with recorded rows', memory_path='none', workers=0, shards=0)
     if data or s['shards']:
@@ -382,11 +367,8 @@ def _divides(s, key, n, parts):
         raise SettingsError('recipe', f'setting {key!r}', s[key], expected, remedy)
 
 # %% ../../nbs/app/recipes.ipynb #c3665522
-def _spread(stage, n, s):
+def _spread(stage, n, s, engine):
     "Return `n` copies of a chain, as the settings say"
-    engine = s['engine']
-    if engine == 'ray':
-        engine = RayEngine(address=setting(s, 'address'))
     return Parallel(stage, n, engine=engine, restarts=s['restarts'], ordered=s['ordered'])
 
 
@@ -394,10 +376,9 @@ def _with_actors(stepper, s):
     "Return a stepper in as many workers as the settings say; with shards, in those of one shard"
     if not s['workers']:
         return stepper
-    if not s['shards']:
-        return _spread(stepper, s['workers'], s)
-    here = {**s, 'engine': 'process', 'address': 'none'}
-    return _spread(stepper, s['workers'] // s['shards'], here)
+    if s['shards']:
+        return _spread(stepper, s['workers'] // s['shards'], s, 'process')
+    return _spread(stepper, s['workers'], s, s['engine'])
 
 
 def _of_shard(s):
@@ -422,17 +403,14 @@ def check_saved(
 def play_episodes(
     agent: Agent,  # whose model plays
     episodes: int = 20,  # how many, each in another environment, or of another agent
-    seed: int = 0,  # of the environments
+    seed: int = None,  # of the environments; None: that of the run's evaluations
     record=None,  # a file .mp4 for a video of the first episode
 ) -> tuple:  # their returns, and whether they were successes; None: the environment doesn't say
     "Play episodes without exploring"
     s = agent.settings
+    if seed is None:
+        seed = 1_000_003 * (s['seed'] + 1)
     n = -(-episodes // agent.agents)
     makers = [partial(make_env, s, render=record is not None)] + [partial(make_env, s)] * (n - 1)
     with recording(record, makers, 'eval') as filmed:
         return play(step_env(s, filmed, agent.greedy(), seed), n * agent.agents, episodes)
-
-
-@evaluate.register
-def _(agent: Agent, episodes: int = 20, seed: int = 0, record=None):
-    return play_episodes(agent, episodes, seed, record)[0]

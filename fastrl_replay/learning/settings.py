@@ -106,7 +106,6 @@ class Recipe:
     about: str  # what it shows
     settings: dict  # name → value
     lines: dict  # name → value and comment, as in the file
-    changed: tuple = ()  # names of settings that were changed for this run
 
     def text(self) -> str:
         "Return the recipe as it would stand in a file"
@@ -130,7 +129,7 @@ class Recipe:
         for key, line in lines.items():
             nearest(f'recipe {name!r}', 'setting', key, settings)
             settings[key] = read_setting(name, key, _value(line), settings[key])
-        return Recipe(name, about, settings, {**self.lines, **lines}, tuple(lines))
+        return Recipe(name, about, settings, {**self.lines, **lines})
 
 # %% ../../nbs/learning/settings.ipynb #2b9a0f16
 def file_text(

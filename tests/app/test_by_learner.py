@@ -26,7 +26,7 @@ NETS = dict(r2d2=['network=8', 'length=10', 'burn_in=2', 'overlap=5'])
 def test_a_learner_trains_on_another_environment(name, env, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(['train', name, '--env', env, *SMALL, *NETS.get(name, [])]) == 0
-    out = f'runs/{name}-{env}-seed0'
+    out = f'runs/{name}-seed0'
     assert f'{name} on {env}, seed 0, into {out}' in capsys.readouterr().out
     s = json.loads((tmp_path / out / 'summary.json').read_text())
     assert (s['env'], s['solved']) == (env, gym.spec(env).reward_threshold)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from fastrl_replay.all import *
 from fastrl_replay.learning.settings import recipe, recipes
-from fastrl_replay.app.recipes import Agent, evaluate
+from fastrl_replay.app.recipes import Agent, play_episodes
 from fastrl_replay.app.runs import resume, start
 from fastrl_replay.cli import main
 from fastrl_replay.envs.atari import EpisodicLife, atari, register_games
@@ -137,11 +137,11 @@ CATCH = dict(env='fastrl_replay/Catch-v0(size=6, scale=2)', wrappers='none')
     [
         ('catch', dict(network='con 512'), "setting 'network'; got 'con 512'"),
         ('catch', dict(network='8 8'), 'value_net: the observation space has images'),
-        ('catch', dict(store='Frame(2)'), "no store 'Frame(2)' (did you mean 'Frames'?)"),
+        ('catch', dict(store='Frame(2)'), "no store 'Frame' (did you mean 'Frames'?)"),
         ('catch', dict(store='Frames(stakc=2)'), "unexpected keyword argument 'stakc'"),
         ('catch', dict(store='Frames(2'), "setting 'store'"),
         ('catch', dict(store='Rows(mine)'), "multiple values for argument 'path'"),
-        ('catch', dict(store='os:system(1)'), "there is no store 'os:system(1)'"),
+        ('catch', dict(store='os:system(1)'), "there is no store 'os:system'"),
         ('catch', dict(store='Frames(stack=0)'), 'Frames: stack; got 0'),
         ('catch', dict(eval_eps='1.5'), "setting 'eval_eps'; got 1.5; expected from 0 to 1"),
         ('pong', dict(env='ALE/Pong-v5'), 'Disable frame-skipping'),
@@ -315,7 +315,9 @@ def test_evaluations_count_whole_games():
     "Unclipped, all lives: 60 pictures of 3; training sees lives of 5 steps, of 1 each"
     agent = Agent(recipe('pong', **SCRIPTED).settings)
     next(iter(agent.pipe))
-    assert set(agent.journal.returns) == {5.0} and evaluate(agent, 3).tolist() == [180.0] * 3
+    assert (
+        set(agent.journal.returns) == {5.0} and play_episodes(agent, 3)[0].tolist() == [180.0] * 3
+    )
     assert agent.greedy().eps == 0.001
 
 

@@ -10,7 +10,7 @@ from fastrl_replay.app import commands
 from fastrl_replay.app.named_envs import reaches_outside
 from fastrl_replay.app.recipes import check_saved
 from fastrl_replay.app.runs import Silent, lock_dir, outside, reopen, resume
-from fastrl_replay.app.saved_policies import checkpoint_bytes, load_checkpoint
+from fastrl_replay.app.saved_policies import load_checkpoint, write_checkpoint
 from fastrl_replay.cli import main
 from fastrl_replay.learning.settings import SettingsError, recipes
 from test_cli import same_runs
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_other_things_is_one_line(state, copy, capsys):
     if isinstance(state, dict) and set(state) == {'run'}:
         good = load_checkpoint(path)
         state = {**good, 'run': {**good['run'], **state['run']}}
-    path.write_bytes(checkpoint_bytes(state))
+    write_checkpoint(path, state)
     assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
 
 
@@ -294,7 +294,7 @@ def test_your_own_module_needs_no_flag_and_the_printed_lines_have_it(tmp_path, m
 def test_recipes_reach_outside_only_by_modules():
     for r in recipes().values():
         check_saved(r.name, r.settings)
-        found = outside(r.settings, 'r')
+        found = outside(r.settings)
         assert bool(found) == (':' in r.settings['env'] or r.name == 'cartpole-offline'), r.name
     for text in 'a:b-v0', 'A(x="c:d")', 'TimeLimit(5), G(h)', 'F([1, [2, 10_000]])', 'F(1e9)':
         assert reaches_outside(text), text

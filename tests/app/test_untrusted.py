@@ -12,10 +12,10 @@ from gymnasium import spaces
 from fastrl_replay.all import *
 from fastrl_replay.cli import main
 from fastrl_replay.app.named_envs import named_env
-from fastrl_replay.app.recipes import Agent
+from fastrl_replay.app.recipes import Agent, play_episodes
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import reopen, resume, start
-from fastrl_replay.app.saved_policies import checkpoint_bytes, load_checkpoint
+from fastrl_replay.app.saved_policies import load_checkpoint, write_checkpoint
 from fastrl_replay.app.watching import Watch, watched_in
 from fastrl_replay.steps.errors import Explained, StateError
 from fastrl_replay.steps.files import write_whole
@@ -97,22 +97,22 @@ def test_a_link_of_the_name_of_an_unfinished_file_is_not_followed(tmp_path):
 # ---- item 10: --resume of a run of somebody else ----
 
 
-def test_a_strangers_run_joins_no_cluster(copy, capsys):
+def test_a_strangers_run_joins_no_cluster(copy, capsys, monkeypatch):
     "The error names the settings, and the words that allow them"
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         s.listen()
         s.settimeout(0.1)
-        address = f'127.0.0.1:{s.getsockname()[1]}'
-        change(copy, engine='ray', address=address, workers=1, steps=400)
+        monkeypatch.setenv('RAY_ADDRESS', f'127.0.0.1:{s.getsockname()[1]}')
+        change(copy, engine='ray', threads=300, workers=1, steps=400)
         with within(60):
             said = says(capsys, 'train', '--resume', copy)
-        for word in f'--set engine=ray address={address}', '--trust', 'config.json':
+        for word in '--set engine=ray threads=300', '--trust', 'config.json':
             assert word in said
         said = says(capsys, 'train', '--resume', copy, '--set', 'engine=ray')  # one of the two
-        assert '--set address' in said and 'engine=' not in said
-        assert f'expected {address}' in says(
-            capsys, 'train', '--resume', copy, '--set', 'engine=ray', 'address=other:6379'
+        assert '--set threads' in said and 'engine=' not in said
+        assert 'expected 300' in says(
+            capsys, 'train', '--resume', copy, '--set', 'engine=ray', 'threads=2'
         )
         with pytest.raises(TimeoutError):
             s.accept()
@@ -195,7 +195,7 @@ def test_code_in_a_checkpoint_is_not_executed(copy, tmp_path, capsys):
             return os.system, ('touch ' + str(tmp_path / 'executed'),)
 
     for name in 'checkpoint.pt', 'best.pt':
-        (copy / name).write_bytes(checkpoint_bytes(dict(agent=Bad())))
+        write_checkpoint(copy / name, dict(agent=Bad()))
     for line in (
         ['train', '--resume', copy, '--steps', 400],
         ['eval', copy],
@@ -406,13 +406,13 @@ def test_a_network_is_not_larger_than_its_file(copy):
     "20,000 × 20,000 from a file of a few kB: in the settings, or a tensor that repeats a number"
     best = load_checkpoint(copy / 'best.pt')
     best['settings']['network'] = '20_000 20_000'
-    (copy / 'large.pt').write_bytes(checkpoint_bytes(best))
+    write_checkpoint(copy / 'large.pt', best)
     with small(), pytest.raises(Explained, match='large.pt'):
         load_policy(copy / 'large.pt')
     one = torch.zeros(())
     for name, x in best['model'].items():
         best['model'][name] = one.expand([20_000 if n == 8 else n for n in x.shape])
-    (copy / 'large.pt').write_bytes(checkpoint_bytes(best))
+    write_checkpoint(copy / 'large.pt', best)
     with small(), pytest.raises(Explained, match='large.pt'):
         load_policy(copy / 'large.pt')
     change(copy, network='20_000 20_000')
@@ -439,7 +439,7 @@ def test_a_network_is_not_larger_than_its_file(copy):
 def test_a_space_is_not_larger_than_its_file(state, copy):
     best = load_checkpoint(copy / 'best.pt')
     best['observation_space'] = state
-    (copy / 'large.pt').write_bytes(checkpoint_bytes(best))
+    write_checkpoint(copy / 'large.pt', best)
     with small(), pytest.raises(Explained, match='large.pt'):
         load_policy(copy / 'large.pt')
 
@@ -463,7 +463,7 @@ def test_lists_that_contain_each_other_are_refused(copy, capsys, tmp_path):
         above = above['above']
     for bad in nested(60), circle:
         for state in (bad, {**good, 'agent': {**good['agent'], 'generators': bad}}):
-            (copy / 'checkpoint.pt').write_bytes(checkpoint_bytes(state))
+            write_checkpoint(copy / 'checkpoint.pt', state)
             with within(20):
                 assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
         with within(20), pytest.raises(StateError):
@@ -472,7 +472,7 @@ def test_lists_that_contain_each_other_are_refused(copy, capsys, tmp_path):
             )
     above['above'] = above  # a chain without end
     above['stage'] = 'x'
-    (copy / 'checkpoint.pt').write_bytes(checkpoint_bytes(good))
+    write_checkpoint(copy / 'checkpoint.pt', good)
     with within(20):
         assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
 
@@ -518,7 +518,7 @@ def test_a_run_that_is_looked_at_can_be_evaluated(copy):
     "It writes nothing"
     before = contents(copy)
     agent, step = reopen(copy)
-    assert len(evaluate(agent, 3)) == 3 and step == 300 and contents(copy) == before
+    assert len(play_episodes(agent, 3)[0]) == 3 and step == 300 and contents(copy) == before
 
 
 @pytest.mark.parametrize('line', ['eval', 'train --resume'])

@@ -47,14 +47,14 @@ def watched(watch):
 
 
 def without_times(run):
-    """Return a run's sample without what a clock said."""
+    """Return a run's sample without its directory and without what a clock said."""
     clocks = 'seconds', 'environment steps per second'
     facts = {k: v for k, v in run['facts'].items() if k not in clocks}
     charts = [c for c in run['charts'] if 'per second' not in c['title']]
     for c in charts:
         c.pop('events', None)
     tables = [t for t in run['tables'] if t['title'] not in ('Versions', 'Resumed')]
-    return dict(run, facts=facts, charts=charts, tables=tables, lead='')
+    return dict(run, facts=facts, charts=charts, tables=tables, lead='', name='')
 
 
 # ---- report.html ----

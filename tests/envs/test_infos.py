@@ -283,7 +283,6 @@ def test_successes_of_a_run(tmp_path, capsys):
     assert again.agent.journal.successes == journal.successes
     returns, won = play_episodes(run.agent, 4)
     assert won.tolist() == [1] * 4
-    assert (evaluate(run.agent, 4) == returns).all()
     assert main(['eval', str(tmp_path / 'r'), '--episodes', '2']) == 0
     assert '100% successes' in capsys.readouterr().out
 

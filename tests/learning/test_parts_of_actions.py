@@ -14,12 +14,11 @@ from fastrl_replay.all import (
     Steps,
     conv_net,
     dqn_errors,
-    evaluate,
     step_dtype,
     value_net,
 )
 from fastrl_replay.learning.settings import recipe
-from fastrl_replay.app.recipes import Agent
+from fastrl_replay.app.recipes import Agent, play_episodes
 from fastrl_replay.learning.networks import part_sizes
 from fastrl_replay.testing import through_file
 from strategies import cases
@@ -133,7 +132,7 @@ def test_a_recipe_solves_an_environment_of_several_parts():
     agent = Agent(recipe('cartpole', env='ThreeLocks-v1', train_every=1, **settings).settings)
     for _ in agent.pipe:
         pass
-    assert evaluate(agent, 20).mean() > 14.5
+    assert play_episodes(agent, 20)[0].mean() > 14.5
 
 
 def test_images_go_with_parts():

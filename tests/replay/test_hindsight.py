@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from fastrl_replay.all import *
 from fastrl_replay.envs import bitflip  # noqa: F401 (registers the game)
 from fastrl_replay.learning.settings import recipe
-from fastrl_replay.app.recipes import Agent, make_env
+from fastrl_replay.app.recipes import Agent, make_env, play_episodes
 from fastrl_replay.pipe import WorkerInfo
 from fastrl_replay.replay.hindsight import STRATEGIES
 from fastrl_replay.testing import same, through_file
@@ -291,7 +291,7 @@ def flipped(bits, **changes):
     a = Agent(settings)
     for _ in a.pipe:
         pass
-    return (evaluate(a, 100, 7) > -bits).mean()
+    return (play_episodes(a, 100, 7)[0] > -bits).mean()
 
 
 TINY = dict(

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from fastrl_replay.all import *
 from fastrl_replay.learning.settings import recipe
-from fastrl_replay.app.recipes import Agent
+from fastrl_replay.app.recipes import Agent, play_episodes
 from fastrl_replay.learning.settings import SettingsError
 from fastrl_replay.testing import same, through_file
 from scripted import numbered
@@ -187,7 +187,7 @@ def test_recipes_have_normalisation_as_settings(name):
     assert int(norm.moments[0].count) == a.journal.steps == int(a.rewards.moments.count)
     b.load_state_dict(through_file(a.state_dict()))
     count = norm.moments[0].count.clone()
-    assert evaluate(a, 2).tolist() == evaluate(b, 2).tolist()
+    assert play_episodes(a, 2)[0].tolist() == play_episodes(b, 2)[0].tolist()
     assert norm.moments[0].count == count
     assert list(islice(it, 10)) == list(islice(b.pipe, 10))
 
