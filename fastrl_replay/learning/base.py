@@ -93,8 +93,10 @@ class Learner(Pipe):
     follow_every = 'target_every'
     target_every = 1
     tau = 1.0  # how far target networks go towards their models then
+    gamma = 1.0  # how much a reward is worth one step later
     max_norm = math.inf  # gradients of a model are scaled down to this norm
     optimizer = None  # parameters → optimizer, instead of Adam
+    seed = 0  # of the generator; None: other numbers each time
     # how networks are computed: see `compute_with`
     precision = 'float32'
     # what averages over several learners, as `Ranks`
@@ -107,8 +109,19 @@ class Learner(Pipe):
     ):
         super().__init__(source)
         vars(self).update(given)
-        self._check_settings()
+        who = type(self).__name__
+        number(who, 'gamma', self.gamma, 0, 1)
+        if not self.max_norm > 0:
+            raise ArgumentError(
+                who, 'max_norm', self.max_norm, 'a number above 0; inf for no limit'
+            )
+        whole(who, self.follow_every, getattr(self, self.follow_every), 1)
+        number(who, 'tau', self.tau, 1e-9, 1)
         self._fresh()
+
+    def __post_init__(self):
+        "Begin a learner that is a dataclass, whose fields are its models and settings"
+        Learner.__init__(self, self.source)
 
     def __iter__(self):
         for batch in self.blocks():
@@ -125,17 +138,6 @@ class Learner(Pipe):
             value = value(self.updates)
         return number(type(self).__name__, f'{lr} of update {self.updates}', value)
 
-    def _check_settings(self):
-        who = type(self).__name__
-        if hasattr(self, 'gamma'):
-            number(who, 'gamma', self.gamma, 0, 1)
-        if not self.max_norm > 0:
-            raise ArgumentError(
-                who, 'max_norm', self.max_norm, 'a number above 0; inf for no limit'
-            )
-        whole(who, self.follow_every, getattr(self, self.follow_every), 1)
-        number(who, 'tau', self.tau, 1e-9, 1)
-
     def _fresh(self):
         self.updates = 0
 
@@ -145,13 +147,11 @@ class Learner(Pipe):
 
         self.targets = {name: copied(getattr(self, model)) for name, model in self.follows.items()}
         self.optimizers = {name: self._new_optimizer(name) for name in self.learned}
-        self.generator = None
-        if hasattr(self, 'seed'):
-            self.generator = torch.Generator()
-            if self.seed is None:
-                self.generator.seed()
-            else:
-                self.generator.manual_seed(self.seed)
+        self.generator = torch.Generator()
+        if self.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(self.seed)
 
     def _new_optimizer(self, name):
         params = [p for p in getattr(self, name).parameters() if p.requires_grad]
@@ -181,11 +181,10 @@ class Learner(Pipe):
         **numbers,  # what else the record has: tensors of one number each
     ) -> dict:  # floats by name
         "Take one gradient step per loss; the record has losses, gradient norms and the numbers"
-        several = isinstance(losses, dict)
-        if not several:
+        if not isinstance(losses, dict):
             losses = {next(iter(self.learned)): losses}
         rates = {name: self.rate(self.learned[name]) for name in losses}
-        gradients = {name: self._gradient(name, loss, several) for name, loss in losses.items()}
+        gradients = {name: self._gradient(name, loss) for name, loss in losses.items()}
         said = torch.stack([*(loss.detach() for loss in losses.values()), *numbers.values()])
         if self.ranks is not None:
             self.ranks.average([said, *chain(*gradients.values())])
@@ -195,7 +194,7 @@ class Learner(Pipe):
         norms = dict(zip(losses, values[-len(losses) :]))
         record = {}
         for name, loss in zip(losses, values):
-            prefix = f'{name}_' if several else ''
+            prefix = f'{name}_' if len(self.learned) > 1 else ''
             record |= {f'{prefix}loss': loss, f'{prefix}norm': norms[name]}
         if not all(map(math.isfinite, record.values())):
             raise ArgumentError(
@@ -220,15 +219,13 @@ class Learner(Pipe):
                 follow(self.targets[name], getattr(self, model), self.tau)
         return record
 
-    def _gradient(self, name, loss, several):
-        "The gradients of a model's parameters"
+    def _gradient(self, name, loss):
+        "Return the gradients of a model's parameters"
         params = [p for group in self.optimizers[name].param_groups for p in group['params']]
         for p in params:
             p.grad = None  # `zero_grad` takes ten times as long
-        if several:
-            loss.backward(inputs=[p for p in params if p.requires_grad], retain_graph=True)
-        else:
-            loss.backward()
+        inputs = [p for p in params if p.requires_grad]
+        loss.backward(inputs=inputs, retain_graph=len(self.learned) > 1)
         return [p.grad for p in params if p.grad is not None]
 
     def over_ranks(
@@ -273,8 +270,8 @@ class Learner(Pipe):
         return {name: getattr(self, name) for name in self.learned} | self.targets
 
     def _saved_parts(self):  # name in a checkpoint → model, optimizer or generator
-        parts = self._models() | {f'{name}_opt': opt for name, opt in self.optimizers.items()}
-        return parts if self.generator is None else dict(parts, generator=self.generator)
+        optimizers = {f'{name}_opt': opt for name, opt in self.optimizers.items()}
+        return self._models() | optimizers | dict(generator=self.generator)
 
     def snapshot(self) -> dict:
         "Return the models, target networks, optimizers, generator, and the number of updates"
@@ -316,4 +313,4 @@ def full(
     x: torch.Tensor,  # values of a network
 ) -> torch.Tensor:  # in float32 where they had less
     "Losses are computed with all bits"
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return x.float() if x.dtype == torch.bfloat16 else x

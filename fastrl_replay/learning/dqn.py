@@ -6,11 +6,11 @@
 __all__ = ['action_values', 'dqn_errors', 'DQNLearner', 'value_excess', 'DQNBuilder']
 
 # %% ../../nbs/learning/dqn.ipynb #24d1c9ef
+from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional as F
 from ..steps.core import Steps
-from ..steps.errors import number
 from fastrl_replay.learning.base import (
     Learner,
     allowed_next,
@@ -74,37 +74,23 @@ def dqn_errors(
 
 # %% ../../nbs/learning/dqn.ipynb #31789899
 @stage('dqn')
+@dataclass(eq=False, repr=False)
 class DQNLearner(Learner):
     "Deep Q-learning: takes batches, improves `model`, yields records"
 
     learned = dict(model='lr')
     follows = dict(target='model')
 
-    def __init__(
-        self,
-        source,  # a pipe of batches
-        model: nn.Module,  # states → [B, actions], or [B, parts, actions]; learned in place
-        gamma: float = 0.99,  # discount per step; ignored if rows have a `discount` column
-        lr: float = 1e-3,  # of Adam; a number, or a function of the updates so far
-        double: bool = True,  # does the model choose the next action, or the target network?
-        target_every: int = 500,  # updates between two refreshments of the target network
-        tau: float = 1.0,  # how far the target network goes towards the model then; 1: all the way
-        max_norm: float = 10.0,  # gradients are scaled down to this norm
-        optimizer=None,  # parameters → optimizer, instead of Adam
-        conservative: float = 0.0,  # weight of the conservative (CQL) penalty, for recorded data
-    ):
-        super().__init__(
-            source,
-            model=model,
-            gamma=gamma,
-            lr=lr,
-            double=double,
-            target_every=target_every,
-            tau=tau,
-            max_norm=max_norm,
-            optimizer=optimizer,
-            conservative=number('DQNLearner', 'conservative', conservative),
-        )
+    source: object  # a pipe of batches
+    model: nn.Module  # states → [B, actions], or [B, parts, actions]; learned in place
+    gamma: float = 0.99  # discount per step; ignored if rows have a `discount` column
+    lr: float = 1e-3  # of Adam; a number, or a function of the updates so far
+    double: bool = True  # does the model choose the next action, or the target network?
+    target_every: int = 500  # updates between two refreshments of the target network
+    tau: float = 1.0  # how far the target network goes towards the model then; 1: all the way
+    max_norm: float = 10.0  # gradients are scaled down to this norm
+    optimizer: object = None  # parameters → optimizer, instead of Adam
+    conservative: float = 0.0  # weight of the conservative (CQL) penalty, for recorded data
 
     def learn(
         self,

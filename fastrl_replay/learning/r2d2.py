@@ -6,11 +6,12 @@
 __all__ = ['r2d2_errors', 'R2D2Learner', 'R2D2Builder']
 
 # %% ../../nbs/learning/r2d2.ipynb #001e5d76
+from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional as F
 from ..steps.batches import Sequences
-from ..steps.errors import ArgumentError, ArgumentTypeError, whole
+from ..steps.errors import ArgumentError, ArgumentTypeError
 from ..steps.nested import map_leaves
 from .base import Learner, allowed_next, check_discrete, full
 from .dqn import action_values
@@ -67,37 +68,23 @@ def r2d2_errors(
 
 # %% ../../nbs/learning/r2d2.ipynb #8e3812f2
 @stage('r2d2')
+@dataclass(eq=False, repr=False)
 class R2D2Learner(Learner):
     "Recurrent replay: takes batches of sequences, improves `model`, yields records"
 
     learned = dict(model='lr')
     follows = dict(target='model')
 
-    def __init__(
-        self,
-        source,  # a pipe of sequences, from a `SequenceReplay`
-        model: nn.Module,  # states, hidden → values, hidden, as `RecurrentNet`; learned in place
-        gamma: float = 0.997,  # how much a reward is worth one step later
-        n: int = 5,  # rewards in a target, at most
-        lr: float = 1e-4,  # of Adam; a number, or a function of the updates so far
-        rescaled: bool = True,  # are the model's values on the scale of `rescale`?
-        target_every: int = 2500,  # updates between two refreshments of the target network
-        tau: float = 1.0,  # how far the target network goes towards the model then; 1: all the way
-        max_norm: float = 40.0,  # gradients are scaled down to this norm
-        optimizer=None,  # parameters → optimizer, instead of Adam
-    ):
-        super().__init__(
-            source,
-            model=model,
-            gamma=gamma,
-            n=whole('R2D2Learner', 'n', n, 1),
-            lr=lr,
-            rescaled=rescaled,
-            target_every=target_every,
-            tau=tau,
-            max_norm=max_norm,
-            optimizer=optimizer,
-        )
+    source: object  # a pipe of sequences, from a `SequenceReplay`
+    model: nn.Module  # states, hidden → values, hidden, as `RecurrentNet`; learned in place
+    gamma: float = 0.997  # how much a reward is worth one step later
+    n: int = 5  # rewards in a target, at most
+    lr: float = 1e-4  # of Adam; a number, or a function of the updates so far
+    rescaled: bool = True  # are the model's values on the scale of `rescale`?
+    target_every: int = 2500  # updates between two refreshments of the target network
+    tau: float = 1.0  # how far the target network goes towards the model then; 1: all the way
+    max_norm: float = 40.0  # gradients are scaled down to this norm
+    optimizer: object = None  # parameters → optimizer, instead of Adam
 
     def learn(
         self,

@@ -8,6 +8,7 @@ __all__ = ['sac_errors', 'critic_loss', 'sac_actor_loss', 'Temperature', 'temper
 
 # %% ../../nbs/learning/sac.ipynb #5f5a67b5
 import math
+from dataclasses import dataclass
 import torch
 from gymnasium import spaces
 from torch import nn
@@ -104,45 +105,35 @@ def temperature_loss(
 
 # %% ../../nbs/learning/sac.ipynb #d645bd24
 @stage('sac')
+@dataclass(eq=False, repr=False)
 class SACLearner(Learner):
     "Soft actor-critic: takes batches, improves `actor` and `critics`, yields records"
 
     learned = dict(critics='lr', actor='lr', temperature='temperature_lr')
     follows = dict(target='critics')
 
-    def __init__(
-        self,
-        source,  # a pipe of batches
-        actor: nn.Module,  # states → [B, 2*size], as `actor_net(…, spread=True)`; learned in place
-        critics: nn.Module,  # states, actions from -1 to 1 → [n, B], as `Critics`; learned in place
-        space: spaces.Box,  # of one action, with finite bounds
-        gamma: float = 0.99,  # discount per step; ignored if rows have a `discount` column
-        lr: float = 3e-4,  # of actor and critics; a number, or a function of the updates so far
-        tau: float = 0.005,  # how far the slow critics go towards the critics after each update
-        temperature: float = 1.0,  # what being undecided is worth, at first
-        temperature_lr: float = None,  # learning rate of the temperature; None: `lr`, 0: constant
-        entropy: float = None,  # the one that is wanted; None: minus the numbers of an action
-        max_norm: float = math.inf,  # gradients of each model are scaled down to this norm
-        optimizer=None,  # parameters → optimizer, instead of Adam
-        seed: int = None,  # of the actions that are drawn in an update; None: others each time
-    ):
-        self.bounds = BoxBounds(space, 'SACLearner')
-        like = next(actor.parameters())
-        super().__init__(
-            source,
-            actor=actor,
-            critics=critics,
-            space=space,
-            gamma=gamma,
-            lr=lr,
-            tau=tau,
-            temperature=Temperature(temperature).to(like),
-            max_norm=max_norm,
-            optimizer=optimizer,
-            temperature_lr=lr if temperature_lr is None else temperature_lr,
-            seed=seed,
-            entropy=-self.bounds.size if entropy is None else entropy,
-        )
+    source: object  # a pipe of batches
+    actor: nn.Module  # states → [B, 2*size], as `actor_net(…, spread=True)`; learned in place
+    critics: nn.Module  # states, actions from -1 to 1 → [n, B], as `Critics`; learned in place
+    space: spaces.Box  # of one action, with finite bounds
+    gamma: float = 0.99  # discount per step; ignored if rows have a `discount` column
+    lr: float = 3e-4  # of actor and critics; a number, or a function of the updates so far
+    tau: float = 0.005  # how far the slow critics go towards the critics after each update
+    temperature: float = 1.0  # what being undecided is worth, at first
+    temperature_lr: float = None  # learning rate of the temperature; None: `lr`, 0: constant
+    entropy: float = None  # the one that is wanted; None: minus the numbers of an action
+    max_norm: float = math.inf  # gradients of each model are scaled down to this norm
+    optimizer: object = None  # parameters → optimizer, instead of Adam
+    seed: int = None  # of the actions that are drawn in an update; None: others each time
+
+    def __post_init__(self):
+        self.bounds = BoxBounds(self.space, 'SACLearner')
+        self.temperature = Temperature(self.temperature).to(next(self.actor.parameters()))
+        if self.temperature_lr is None:
+            self.temperature_lr = self.lr
+        if self.entropy is None:
+            self.entropy = -self.bounds.size
+        super().__post_init__()
 
     def learn(
         self,

@@ -6,6 +6,7 @@
 __all__ = ['QTable', 'q_update', 'QLearner', 'TableBuilder']
 
 # %% ../../nbs/learning/tabular.ipynb #2d1afcb5
+from dataclasses import dataclass
 import numpy as np, torch
 from gymnasium import spaces
 from torch import nn
@@ -90,17 +91,14 @@ def q_update(q, state, action, reward, next_state, discount, step, td, allowed):
 
 # %% ../../nbs/learning/tabular.ipynb #8df9d5d5
 @stage('q_learn')
+@dataclass(eq=False, repr=False)
 class QLearner(Learner):
     "Tabular Q-learning: takes batches, improves `table`, yields records"
 
-    def __init__(
-        self,
-        source,  # a pipe of batches, or of steps as they come
-        table: QTable,  # what is learned
-        gamma: float = 0.99,  # discount per step; ignored if rows have a `discount` column
-        lr: float = 0.5,  # step size; a number, or a function of the updates so far
-    ):
-        super().__init__(source, table=table, gamma=gamma, lr=lr)
+    source: object  # a pipe of batches, or of steps as they come
+    table: QTable  # what is learned
+    gamma: float = 0.99  # discount per step; ignored if rows have a `discount` column
+    lr: float = 0.5  # step size; a number, or a function of the updates so far
 
     def _models(self):
         return dict(table=self.table)
