@@ -51,15 +51,7 @@ class QTable(nn.Module):
         self.register_buffer('table', torch.zeros(shape, dtype=torch.float64))
 
     def forward(self, state):
-        places = state.numpy() - self.first
-        if places.size and not 0 <= places.min() <= places.max() < len(self.table):
-            raise ArgumentError(
-                'QTable',
-                'states',
-                f'{state.min()} to {state.max()}',
-                f'{self.first} to {self.first + len(self.table) - 1}',
-            )
-        return torch.from_numpy(self.values[places])
+        return nn.functional.embedding(state.long() - self.first, self.table)
 
     @property
     def values(self) -> np.ndarray:
@@ -108,31 +100,29 @@ class QLearner(Learner):
         batch: Steps,  # rows of any kind
     ) -> dict:  # floats by name
         "Learn from each row in turn"
-        t = self.table
-        values = t.values
-        rows = batch.rows
         check_batch('QLearner', batch)
         check_discrete('QLearner', batch, ('state', 'next_state', 'action'))
+        values = self.table.values
+        rows = batch.rows
+        state = rows['state'] - self.table.first
         weight = rows['weight'] if 'weight' in rows.dtype.names else np.ones(len(batch), np.float32)
         td = np.empty(len(batch))
         discount = discounts(batch, self.gamma)
         allowed = allowed_next('QLearner', batch, discount)
         shape = len(batch), values.shape[1]
         if allowed is None:
-            allowed = np.ones(shape, bool)
-        else:
-            check_shape('QLearner', MASK, allowed, shape)
-            allowed = allowed.numpy()
+            allowed = torch.ones(shape, dtype=torch.bool)
+        check_shape('QLearner', MASK, allowed, shape)
         bad = q_update(
             values,
-            rows['state'] - t.first,
+            state,
             rows['action'],
             rows['reward'],
-            rows['next_state'] - t.first,
+            rows['next_state'] - self.table.first,
             discount.numpy(),
             self.rate() * weight,
             td,
-            allowed,
+            allowed.numpy(),
         )
         if bad >= 0:
             named = rows[['state', 'action', 'next_state', 'reward']][bad]
@@ -140,15 +130,12 @@ class QLearner(Learner):
                 'QLearner',
                 f'row {bad} is outside the table, or its reward is no finite number',
                 f'state, action, next state, reward: {named}',
-                t,
+                self.table,
                 'make the table from the spaces of these environments',
             )
         self.feedback(batch, td)
         self.updates += 1
-        return dict(
-            td=float(np.abs(td).mean()),
-            q=float(values[rows['state'] - t.first, rows['action']].mean()),
-        )
+        return dict(td=float(np.abs(td).mean()), q=float(values[state, rows['action']].mean()))
 
 # %% ../../nbs/learning/tabular.ipynb #cf28c8ab
 @builds('table')
