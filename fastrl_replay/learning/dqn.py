@@ -11,14 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from ..steps.core import Steps
-from fastrl_replay.learning.base import (
-    Learner,
-    allowed_next,
-    check_batch,
-    check_discrete,
-    discounts,
-    full,
-)
+from .base import Learner, allowed_next, check_discrete, discounts, full
 from fastrl_replay.learning.registry import (
     ROW_MEMORIES,
     Builder,
@@ -93,28 +86,17 @@ class DQNLearner(Learner):
     optimizer: object = None  # parameters → optimizer, instead of Adam
     conservative: float = 0.0  # weight of the conservative (CQL) penalty, for recorded data
 
-    def learn(
-        self,
-        batch: Steps,  # [B]
-    ) -> dict:  # floats by name
-        "One update: loss, norm of the gradient, mean error, mean value"
-        check_batch('DQNLearner', batch)
-        there = batch.to(self.device)
-        with self.arithmetic():
-            q, goal = map(full, dqn_errors(self.model, self.target, there, self.gamma, self.double))
+    def losses(self, batch):
+        q, goal = map(full, dqn_errors(self.model, self.target, batch, self.gamma, self.double))
         loss = _of_rows(F.smooth_l1_loss(q, goal, reduction='none'))
-        td = goal - q.detach()
+        td = (goal - q.detach()).abs()
         if self.conservative:
-            with self.arithmetic():
-                values = self.model(there.state)
-                taken = action_values('DQNLearner', values, there.action)
-                excess = full(values.logsumexp(-1) - taken)
-            loss = loss + self.conservative * _of_rows(excess)
+            values = self.model(batch.state)
+            taken = action_values('DQNLearner', values, batch.action)
+            loss = loss + self.conservative * _of_rows(full(values.logsumexp(-1) - taken))
         if 'weight' in batch.dtype.names:
-            loss = loss * there.weight
-        record = self.step(loss.mean(), td=td.abs().mean(), q=q.detach().mean())
-        self.feedback(batch, _of_rows(td.abs()))
-        return record
+            loss = loss * batch.weight
+        return loss.mean(), _of_rows(td), dict(td=td.mean(), q=q.detach().mean())
 
 # %% ../../nbs/learning/dqn.ipynb #c1bf4dec
 @builds('dqn')

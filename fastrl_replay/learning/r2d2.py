@@ -86,28 +86,18 @@ class R2D2Learner(Learner):
     max_norm: float = 40.0  # gradients are scaled down to this norm
     optimizer: object = None  # parameters → optimizer, instead of Adam
 
-    def learn(
-        self,
-        batch: Sequences,  # [B, length]
-    ) -> dict:  # floats by name
-        "One update: loss, norm of the gradient, mean error, mean value"
-        self._check_batch(batch)
-        there = batch.to(self.device)
-        with self.arithmetic():
-            q, goal = map(
-                full, r2d2_errors(self.model, self.target, there, self.gamma, self.n, self.rescaled)
-            )
-        mask = there.train.mask
+    def losses(self, batch):
+        errors = r2d2_errors(self.model, self.target, batch, self.gamma, self.n, self.rescaled)
+        q, goal = map(full, errors)
+        mask = batch.train.mask
         steps = self.over_ranks(mask.sum()).clamp(min=1)
         td = torch.where(mask, goal - q.detach(), 0)
-        loss = F.smooth_l1_loss(q, goal, reduction='none') * there.weight[:, None]
-        record = self.step(
+        loss = F.smooth_l1_loss(q, goal, reduction='none') * batch.weight[:, None]
+        return (
             torch.where(mask, loss, 0).sum() / steps,
-            td=td.abs().sum() / steps,
-            q=torch.where(mask, q.detach(), 0).sum() / steps,
+            td,
+            dict(td=td.abs().sum() / steps, q=torch.where(mask, q.detach(), 0).sum() / steps),
         )
-        self.feedback(batch, td)
-        return record
 
     def _check_batch(self, batch):
         if not isinstance(batch, Sequences):

@@ -20,7 +20,7 @@ from fastrl_replay.learning.continuous import (
 )
 from ..steps.core import Steps
 from ..steps.errors import number
-from .base import Learner, check_batch, discounts, full
+from .base import Learner, discounts, full
 from fastrl_replay.learning.registry import (
     ROW_MEMORIES,
     Builder,
@@ -125,46 +125,37 @@ class SACLearner(Learner):
             self.entropy = -self.bounds.size
         super().__post_init__()
 
-    def learn(
-        self,
-        batch: Steps,  # [B]
-    ) -> dict:  # floats by name
-        "Update once; return losses, gradient norms, mean error and value, temperature, entropy"
-        check_batch('SACLearner', batch)
-        there = batch.to(self.device)
+    def losses(self, batch):
         temperature = self.temperature().detach()
         shape = 2, len(batch), self.bounds.size
         noise = torch.randn(shape, generator=self.generator, dtype=temperature.dtype)
         now, later = noise.to(self.device)
-        with self.arithmetic():
-            errors = sac_errors(
-                self.actor,
-                self.critics,
-                self.target,
-                there,
-                self.gamma,
-                temperature,
-                later,
-                self.bounds,
-            )
-            actor_loss = sac_actor_loss(self.actor, self.critics, there, temperature, now)
+        errors = sac_errors(
+            self.actor,
+            self.critics,
+            self.target,
+            batch,
+            self.gamma,
+            temperature,
+            later,
+            self.bounds,
+        )
         q, goal = map(full, errors)
+        actor_loss = sac_actor_loss(self.actor, self.critics, batch, temperature, now)
         loss, logp = map(full, actor_loss)
         losses = dict(
-            critics=critic_loss(q, goal, there),
+            critics=critic_loss(q, goal, batch),
             actor=loss,
             temperature=-self.temperature.log[0] * (logp.detach().mean() + self.entropy),
         )
         td = (goal - q.detach()).abs().mean(0)
-        record = self.step(
-            losses,
+        numbers = dict(
             td=td.mean(),
             q=q.detach().mean(),
             temperature=temperature,
             entropy=-logp.detach().mean(),
         )
-        self.feedback(batch, td)
-        return record
+        return losses, td, numbers
 
 # %% ../../nbs/learning/sac.ipynb #9f9dffa9
 class ActorCritic(nn.Module):

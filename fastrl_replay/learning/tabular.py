@@ -14,13 +14,7 @@ from ..steps.compiled import njit
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError
 from ..steps.row_dtypes import MASK
-from fastrl_replay.learning.base import (
-    Learner,
-    allowed_next,
-    check_batch,
-    check_discrete,
-    discounts,
-)
+from .base import Learner, allowed_next, check_discrete, discounts
 from .losses import check_shape
 from .registry import Builder, builds, chosen
 from ..generic import Map
@@ -100,7 +94,7 @@ class QLearner(Learner):
         batch: Steps,  # rows of any kind
     ) -> dict:  # floats by name
         "Learn from each row in turn"
-        check_batch('QLearner', batch)
+        self._check_batch(batch)
         check_discrete('QLearner', batch, ('state', 'next_state', 'action'))
         values = self.table.values
         rows = batch.rows
@@ -162,11 +156,11 @@ class TableBuilder(Builder):
         return batches.q_learn(model, s['gamma'], s['lr'])
 
 # %% ../../nbs/learning/tabular.ipynb #80df7677
+@dataclass
 class _LearnAndPass:
     "Learn from steps and let them pass"
 
-    def __init__(self, learner):
-        self.learner = learner
+    learner: QLearner
 
     def __call__(self, steps):
         self.learner.learn(steps)

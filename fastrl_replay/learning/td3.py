@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import nn
 from .continuous import BoxBounds, GaussianNoise
 from ..steps.core import Steps
-from .base import Learner, check_batch, discounts, full
+from .base import Learner, discounts, full
 from .losses import check_shape
 from .registry import builds, chosen, scheduled
 from .sac import SACBuilder, critic_loss
@@ -74,30 +74,19 @@ class TD3Learner(Learner):
         self.bounds = BoxBounds(self.space, 'TD3Learner')
         super().__post_init__()
 
-    def learn(
-        self,
-        batch: Steps,  # [B]
-    ) -> dict:  # floats by name
-        "One update: losses and norms of the gradients, mean error, mean value"
-        check_batch('TD3Learner', batch)
-        there = batch.to(self.device)
+    def losses(self, batch):
         kind = next(self.actor.parameters()).dtype
         shape = len(batch), self.bounds.size
         noise = torch.randn(shape, generator=self.generator, dtype=kind).to(self.device)
         noise = (noise * self.smoothing).clamp(-self.most, self.most)
         slow = self.targets['target_actor']
-        with self.arithmetic():
-            q, goal = map(
-                full,
-                td3_errors(self.critics, self.target, slow, there, self.gamma, noise, self.bounds),
-            )
-            losses = dict(critics=critic_loss(q, goal, there))
-            if (self.updates + 1) % self.actor_every == 0:
-                losses['actor'] = td3_actor_loss(self.actor, self.critics, there)
+        errors = td3_errors(self.critics, self.target, slow, batch, self.gamma, noise, self.bounds)
+        q, goal = map(full, errors)
+        losses = dict(critics=critic_loss(q, goal, batch))
+        if (self.updates + 1) % self.actor_every == 0:
+            losses['actor'] = td3_actor_loss(self.actor, self.critics, batch)
         td = (goal - q.detach()).abs().mean(0)
-        record = self.step(losses, td=td.mean(), q=q.detach().mean())
-        self.feedback(batch, td)
-        return record
+        return losses, td, dict(td=td.mean(), q=q.detach().mean())
 
 # %% ../../nbs/learning/td3.ipynb #ac73cca6
 @builds('td3')
