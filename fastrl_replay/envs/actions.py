@@ -12,7 +12,7 @@ import numpy as np, torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from .envstate import decode, encode
-from .infos import asks_for
+from .infos import takes_mask
 from ..steps.core import column_of_rows
 from ..steps.errors import ActionError, StateError
 from ..steps.nested import dotted, fields_of, map_leaves, nest
@@ -93,20 +93,20 @@ class Acting:
         self.allowed = None  # the commonest kind of actions, which is checked faster
         if isinstance(space, spaces.Discrete) and space.dtype == np.int64:
             self.allowed = range(int(space.start), int(space.start + space.n))
-        # for 'mask', for 'info'
-        self.asked = asks_for(policy, entries)
-        if policy is None and isinstance(space, spaces.Discrete) and MASK in entries:
-            self.asked = {'mask'}
+        self.masked = MASK in entries and (
+            takes_mask(policy) or policy is None and isinstance(space, spaces.Discrete)
+        )
 
     def ask(
         self,
         state,
         flags,  # odd for steps that are resets
-        given,  # what the policy gets besides
+        mask=None,  # of allowed actions
     ) -> tuple:
         "Return actions, the hidden state after them, and extra columns"
         if self.policy is None:
-            return self._draw(flags % 2 == 1, given.get('mask')), None, {}
+            return self._draw(flags % 2 == 1, mask), None, {}
+        given = {} if mask is None else dict(mask=mask)
         hidden = ()
         if self.recurrent:
             if self.hidden is None:

@@ -29,11 +29,6 @@ from ..steps.nested import fields_of, map_leaves, nested_dtype, put
 from ..steps.row_dtypes import step_dtype
 from ..steps.states import anything, listed
 
-# %% ../../nbs/envs/group.ipynb #5969f23a
-def _column_dtype(x, name):
-    "The dtype of one row of a column that the policy, or the environments, add"
-    return None if fields_of(x) is not None else np.dtype((x.dtype, x.shape[1:]))
-
 # %% ../../nbs/envs/group.ipynb #08e37547
 class EnvGroup:
     "Environments that are stepped together: a block of a row each"
@@ -75,7 +70,7 @@ class EnvGroup:
             if isinstance(env, Agents):
                 slot = AgentsSlot(env, *place)
             elif isinstance(env, VectorEnv):
-                slot = VectorSlot(env, mode, *place)
+                slot = VectorSlot(env, *place, mode)
             else:
                 slot = SingleSlot(env, *place)
             self.slots.append(slot)
@@ -83,7 +78,7 @@ class EnvGroup:
         single = all(isinstance(slot, SingleSlot) for slot in self.slots)
         self.one_by_one = single and isinstance(self.spaces[1], spaces.Discrete)
         self.acting = Acting(self.spaces[1], seeds, policy, clip, entries)
-        self.infos = InfoRows(entries, self.n, self.acting.asked)
+        self.infos = InfoRows(entries, self.n, self.acting.masked)
         self._decide({})
         self.more = None  # columns of the policy and of info, which the first block decides
         self._leave()
@@ -108,7 +103,11 @@ class EnvGroup:
     def _with(self, rows, values):
         "Write further columns; with the first block, make rows that have them"
         values = {k: map_leaves(as_array, v) for k, v in values.items()}
-        more = {k: nested_dtype(v, _column_dtype, k) for k, v in values.items()}
+
+        def of_row(x, name):  # None: it has parts
+            return None if fields_of(x) is not None else np.dtype((x.dtype, x.shape[1:]))
+
+        more = {k: nested_dtype(v, of_row) for k, v in values.items()}
         if self.more is None:
             self._decide(more)
             old = rows
@@ -135,10 +134,8 @@ class EnvGroup:
         rows = np.ndarray(self.n, self.dtype, raw)  # faster than np.zeros(n, dtype)
         state = rows['state']
         state[...] = self.state
-        given = {}
-        if self.acting.asked:
-            given = self.infos.given(self.flags, self.first_id)
-        actions, hidden, columns = self.acting.ask(state, self.flags, given)
+        mask = self.infos.mask(self.flags, self.first_id) if self.acting.masked else None
+        actions, hidden, columns = self.acting.ask(state, self.flags, mask)
         put(rows['action'], actions)
         if self.one_by_one:
             actions = actions.tolist()  # Python's own numbers are faster one by one

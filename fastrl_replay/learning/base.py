@@ -231,8 +231,11 @@ class Learner(Pipe):
         params = [p for group in self.optimizers[name].param_groups for p in group['params']]
         for p in params:
             p.grad = None  # `zero_grad` takes ten times as long
-        inputs = [p for p in params if p.requires_grad]
-        loss.backward(inputs=inputs, retain_graph=len(self.learned) > 1)
+        # of one model, which is faster without `inputs`
+        if len(self.learned) == 1:
+            loss.backward()
+        else:
+            loss.backward(inputs=[p for p in params if p.requires_grad], retain_graph=True)
         return [p.grad for p in params if p.grad is not None]
 
     def over_ranks(
