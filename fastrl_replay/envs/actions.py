@@ -156,11 +156,11 @@ class Acting:
         "Reset the hidden state of environments that begin an episode"
 
         def begin(old, new):
-            old, new = _copy(old), _copy(new)
-            for i in np.flatnonzero(begins):
-                old[i] = new[i]
+            old = _copy(old)
+            old[which] = _copy(new)[which]
             return old
 
+        which = np.flatnonzero(begins)
         if self.hidden is not None:
             self.hidden = map_leaves(begin, self.hidden, self.policy.initial_hidden(self.n))
 

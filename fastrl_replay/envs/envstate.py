@@ -51,17 +51,6 @@ def _packed(x, kind='array'):
 def _unpacked(e):
     return np.frombuffer(e['bytes'].numpy().tobytes(), e['dtype']).reshape(e['shape']).copy()
 
-
-def _is_unused(random):
-    "Return whether there is no generator, or one that the system has seeded and nothing has used"
-    if random is None:
-        return True
-    bits = random.bit_generator
-    entropy = bits.seed_seq.entropy
-    if not isinstance(entropy, int) or entropy < 1 << 64:
-        return False
-    return type(bits)(bits.seed_seq).state == bits.state
-
 # %% ../../nbs/envs/envstate.ipynb #7d4aba15
 class _Encoder:
     "Makes data for a checkpoint"
@@ -113,7 +102,7 @@ class _Encoder:
     def _space(self, x):
         "The random numbers of a space"
         generators = [s._np_random for _, s in named_leaves(x)]
-        states = [None if _is_unused(g) else encode(g.bit_generator.state) for g in generators]
+        states = [None if g is None else encode(g.bit_generator.state) for g in generators]
         return dict(kind='space', states=states)
 
     def _game(self, x):

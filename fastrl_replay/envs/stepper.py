@@ -8,6 +8,7 @@ __all__ = ['open_envs', 'GymStepper']
 # %% ../../nbs/envs/stepper.ipynb #45b33ee4
 import os, warnings
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import repeat
 import gymnasium as gym, torch
 from gymnasium.vector import VectorEnv
@@ -60,33 +61,28 @@ def open_envs(
 
 # %% ../../nbs/envs/stepper.ipynb #15ffc421
 @stage('gym_step')
+@dataclass(eq=False, repr=False)
 class GymStepper(Positioned):
     "Steps environments and yields blocks of true transitions; a second pass continues the first"
 
     _buffers = ('_groups', '_opened', '_others')
     steps_envs = True
 
-    def __init__(
-        self,
-        source,  # id, gym.Env, VectorEnv, function, list: endless; pipe of environments: each once
-        policy=None,  # state → action; None: random actions
-        seed: int = None,  # environment i and its action space start with seed+i; None: random
-        autoreset_mode=None,  # of vectors that declare none: 'next_step', 'same_step' or 'disabled'
-        clip: bool = None,  # clip to `Box` bounds: all (True), none (False), rounding errors (None)
-        float32: bool = False,  # convert float64 observations to float32, as networks expect?
-        info=(),  # `info` entries to keep as columns: names, or a dict: name → default if missing
-    ):
+    source: object  # id, gym.Env, VectorEnv, function, list: endless; pipe of them: each once
+    policy: object = None  # state → action; None: random actions
+    seed: int = None  # environment i and its action space start with seed+i; None: random
+    autoreset_mode: object = None  # of vectors that declare none: 'next_step', 'same_step', …
+    clip: bool = None  # clip to `Box` bounds: all (True), none (False), rounding errors (None)
+    float32: bool = False  # convert float64 observations to float32, as networks expect?
+    info: object = ()  # `info` entries to keep as columns: names, or a dict: name → default
+
+    def __post_init__(self):
         # none goes back up
-        self.piped = self.reads_anew = isinstance(source, (IterDataPipe, MapDataPipe))
-        self.source = as_pipe(source) if self.piped else source
-        self.policy = policy
-        self.seed = seed
-        self.autoreset_mode = autoreset_mode
-        self.clip = clip
-        self.float32 = float32
-        self.info = info
-        names = [info] if isinstance(info, str) else info
-        self._entries = dict(info) if isinstance(info, dict) else dict.fromkeys(names)
+        self.piped = self.reads_anew = isinstance(self.source, (IterDataPipe, MapDataPipe))
+        if self.piped:
+            self.source = as_pipe(self.source)
+        names = [self.info] if isinstance(self.info, str) else self.info
+        self._entries = dict(names) if isinstance(names, dict) else dict.fromkeys(names)
         self._state = {}  # of groups, by their first number: what was loaded
         self._home = os.getpid(), worker_info()  # whose environments these are
         self._fresh()
