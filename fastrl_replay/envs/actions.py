@@ -160,8 +160,8 @@ class Acting:
             old[which] = _copy(new)[which]
             return old
 
-        which = np.flatnonzero(begins)
         if self.hidden is not None:
+            which = np.flatnonzero(begins)
             self.hidden = map_leaves(begin, self.hidden, self.policy.initial_hidden(self.n))
 
     def state_dict(self) -> dict:  # plain data and tensors
@@ -169,7 +169,7 @@ class Acting:
         hidden = []
         if self.hidden is not None:
             map_leaves(lambda x: hidden.append(torch.as_tensor(_copy(x)).cpu()), self.hidden)
-        return dict(spaces=[encode(s) for s in self.spaces], hidden=hidden)
+        return dict(spaces=encode(self.spaces), hidden=hidden)
 
     def load_state_dict(self, state):
         "Continue from what was saved; an error where this policy has another hidden state"
@@ -181,8 +181,7 @@ class Acting:
                 raise StateError('GymStepper', 'a saved hidden state', got, want)
             return x.to(own.device) if isinstance(own, torch.Tensor) else x.numpy()
 
-        for s, e in zip(self.spaces, state['spaces']):
-            decode(e, s)
+        decode(state['spaces'], self.spaces)
         if state['hidden']:
             saved = iter(state['hidden'])
             self.hidden = map_leaves(restored, self.policy.initial_hidden(self.n))

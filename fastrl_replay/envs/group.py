@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from .actions import Acting, as_array
 from .agents import Agents
 from .checks import as_float32, refuse_different, write_exactly
+from .envstate import decode, encode
 from .infos import InfoRows
 from fastrl_replay.envs.slots import (
     ABSENT,
@@ -188,7 +189,7 @@ class EnvGroup:
             standing=pack(Steps(self.standing)),
             slots=[slot.state_dict() for slot in self.slots],
             acting=self.acting.state_dict(),
-            info=self.infos.state_dict(),
+            info=encode(self.infos.states),
         )
 
     def load_state_dict(self, state):
@@ -201,7 +202,7 @@ class EnvGroup:
         self.standing[:] = unpack(state['standing']).rows
         for slot, own in zip(self.slots, state['slots'], strict=True):
             slot.load_state_dict(own, self.seed)
-        self.infos.load_state_dict(state['info'])
+        self.infos.states = decode(state['info'])
         self.noted = True
 
 # %% ../../nbs/envs/group.ipynb #0d68238b

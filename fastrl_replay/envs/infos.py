@@ -8,7 +8,6 @@ __all__ = ['InfoRows', 'of_env', 'takes_mask']
 # %% ../../nbs/envs/infos.ipynb #8e6055c0
 import inspect
 import numpy as np, torch
-from .envstate import decode, encode
 from ..steps.errors import ArgumentError, EnvError
 from ..steps.row_dtypes import MASK
 
@@ -85,14 +84,6 @@ class InfoRows:
                 'let the environment end the episode there',
             )
         return torch.from_numpy(mask)
-
-    def state_dict(self) -> dict:
-        "Return the masks of the states in which the policy acts next"
-        return {k: encode(x) for k, x in self.states.items()}
-
-    def load_state_dict(self, state):
-        "Continue with entries that were saved"
-        self.states = {k: decode(x) for k, x in state.items()}
 
 # %% ../../nbs/envs/infos.ipynb #eb25393f
 def of_env(
