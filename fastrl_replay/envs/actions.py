@@ -78,7 +78,6 @@ class Acting:
         clip=None,  # as in `check_action`
         entries=(),  # names of the entries of `info` that are kept
     ):
-        self.space = space
         self.names = (fields_of(space) or {}).keys()
         self.n = len(seeds)
         self.policy = policy

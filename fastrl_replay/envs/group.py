@@ -113,8 +113,7 @@ class EnvGroup:
             self._decide(more)
             old = rows
             rows = np.zeros(len(old), self.dtype)
-            for name in old.dtype.names:
-                rows[name] = old[name]
+            rows[[*old.dtype.names]] = old
         elif more != self.more:
             raise ActionError(
                 'GymStepper', 'extra columns', more or 'none', f'{self.more or "none"}, as at first'

@@ -47,7 +47,8 @@ def open_envs(
     if isinstance(env, (gym.Env, VectorEnv)):
         return [env]
     named = isinstance(source, str) or hasattr(source, 'entry_point')
-    env = as_agents(gym.make(source) if named else source() if callable(source) else None)
+    if named or callable(source):
+        env = as_agents(gym.make(source) if named else source())
     if not isinstance(env, (gym.Env, VectorEnv)):
         raise ArgumentTypeError(
             'GymStepper',
@@ -153,19 +154,11 @@ class GymStepper(Positioned):
         info = worker_info() or WorkerInfo()
         before = [g.n for g in self._groups.values()]
         n = sum(e.num_envs if isinstance(e, VectorEnv) else 1 for e in envs)
-        several = info.world_size > 1
-        if several and set(before) - {n}:
-            raise ArgumentError(
-                'GymStepper',
-                'vector environments of different sizes, in several workers',
-                [*before, n],
-                'one size',
-                'a worker can\'t know the numbers that the others give',
-            )
+        # copies in workers get environments of the same sizes in turn
         seed = self.seed
         if seed is not None:
             seed = int(seed) + 1_000_003 * info.restart
-        elif several:
+        elif info.world_size > 1:
             # copies may have copies of one generator
             seed = int.from_bytes(os.urandom(4), 'big')
         return sum(before) * info.world_size + n * info.rank, seed
