@@ -198,9 +198,7 @@ class GaussianNoise(_BoxPolicy):
 
     actor: object  # states → [n, size]: any numbers, which tanh squashes
     space: spaces.Box  # of one action
-    scale: float = (
-        0.1  # standard deviation for bounds ±1; a number, or a function of actions so far
-    )
+    scale: object = 0.1  # standard deviation for bounds ±1: a number, or a function of actions
     random: int = 0  # how many actions are drawn evenly from the space first
     seed: int = None  # of its random numbers; None: others each time
     device: object = None  # where the actor wants its states; None: where they are

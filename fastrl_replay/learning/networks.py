@@ -234,7 +234,7 @@ def n_actions(
         'values of actions',
         'the action space',
         space,
-        'Discrete, from 0; or MultiDiscrete or MultiBinary in a row, from 0, for value_net or conv_net',
+        'Discrete, from 0; for value_net and conv_net MultiDiscrete and MultiBinary, too',
         'a recipe with sac or td3 for a Box; or gymnasium.wrappers.TransformAction',
     )
 
