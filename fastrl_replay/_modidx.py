@@ -652,8 +652,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'fastrl_replay/learning/base.py'),
                                              'fastrl_replay.learning.base.Learner.opt': ( 'learning/base.html#learner.opt',
                                                                                           'fastrl_replay/learning/base.py'),
-                                             'fastrl_replay.learning.base.Learner.over_ranks': ( 'learning/base.html#learner.over_ranks',
-                                                                                                 'fastrl_replay/learning/base.py'),
                                              'fastrl_replay.learning.base.Learner.rate': ( 'learning/base.html#learner.rate',
                                                                                            'fastrl_replay/learning/base.py'),
                                              'fastrl_replay.learning.base.Learner.restore': ( 'learning/base.html#learner.restore',

@@ -238,13 +238,6 @@ class Learner(Pipe):
             loss.backward(inputs=[p for p in params if p.requires_grad], retain_graph=True)
         return [p.grad for p in params if p.grad is not None]
 
-    def over_ranks(
-        self,
-        x: torch.Tensor,  # a number
-    ) -> torch.Tensor:  # itself, where one learns alone
-        "Its mean over several learners"
-        return x if self.ranks is None else self.ranks.mean(x)
-
     def compute_with(
         self,
         precision: str = 'float32',  # for matrix products; 'bfloat16' is faster on some devices

@@ -46,14 +46,14 @@ def check_same_shapes(
     mine: dict,  # name → tensor
 ):
     "Raise `StateError` if a checkpoint's tensors differ from ours in name, shape or dtype"
-    a, b = ({k: _kind(v) for k, v in d.items()} for d in (saved, mine))
-    for k in dict.fromkeys([*b, *a]):
-        if a.get(k) != b.get(k):
+    for k in dict.fromkeys([*mine, *saved]):
+        got, expected = (_kind(d[k]) if k in d else 'no such tensor' for d in (saved, mine))
+        if got != expected:
             raise StateError(
                 stage,
                 f'the checkpoint is of another model: {k}',
-                a.get(k, 'nothing'),
-                b.get(k, 'no such tensor'),
+                got,
+                expected,
                 'build the model that was saved',
             )
 

@@ -166,20 +166,19 @@ class Branches(nn.Module):
     ):
         super().__init__()
         self.action_sizes = tuple(sizes)
-        total = sum(sizes)
-        self.advantage, self.value = nn.Linear(size, total), nn.Linear(size, 1) if dueling else None
-        # where there is no action: -∞, which comes last
-        place = torch.full((len(sizes), max(sizes)), total)
-        for part, n in enumerate(sizes):
-            place[part, :n] = torch.arange(n) + sum(sizes[:part])
-        self.register_buffer('place', place, persistent=False)
+        self.advantage = nn.Linear(size, sum(sizes))
+        self.value = nn.Linear(size, 1) if dueling else None
 
     def forward(self, x):
-        a = self.advantage(x)
+        parts = self.advantage(x).split(self.action_sizes, -1)
         if self.value is not None:
-            parts = [v - v.mean(-1, keepdim=True) for v in a.split(self.action_sizes, -1)]
-            a = self.value(x) + torch.cat(parts, -1)
-        return nn.functional.pad(a, (0, 1), value=-math.inf)[..., self.place]
+            value = self.value(x)
+            parts = [value + (part - part.mean(-1, keepdim=True)) for part in parts]
+        # where there is no action: -∞, which comes last
+        most = max(self.action_sizes)
+        missing = ((0, most - n) for n in self.action_sizes)
+        padded = [nn.functional.pad(*x, value=-math.inf) for x in zip(parts, missing)]
+        return torch.stack(padded, -2)
 
 # %% ../../nbs/learning/networks.ipynb #b9db6e25
 def value_net(

@@ -90,7 +90,10 @@ class R2D2Learner(Learner):
         errors = r2d2_errors(self.model, self.target, batch, self.gamma, self.n, self.rescaled)
         q, goal = map(full, errors)
         mask = batch.train.mask
-        steps = self.over_ranks(mask.sum()).clamp(min=1)
+        steps = mask.sum()
+        if self.ranks is not None:
+            steps = self.ranks.mean(steps)
+        steps = steps.clamp(min=1)
         td = torch.where(mask, goal - q.detach(), 0)
         loss = F.smooth_l1_loss(q, goal, reduction='none') * batch.weight[:, None]
         return (
