@@ -7,7 +7,7 @@ __all__ = ['check_shape', 'rescale', 'unrescale', 'n_step_targets', 'masked_valu
 
 # %% ../../nbs/learning/losses.ipynb #1755af10
 import torch
-from ..steps.errors import ArgumentError, number, whole
+from ..steps.errors import ArgumentError, whole
 
 # %% ../../nbs/learning/losses.ipynb #944412e1
 def check_shape(
@@ -100,7 +100,6 @@ def mixed_priority(
     mask: torch.Tensor = None,  # [B, T], bool: does this step count? None: all do
 ) -> torch.Tensor:  # [B]
     "η times the largest absolute error of each sequence plus 1-η times their mean"
-    number('mixed_priority', 'eta', eta, 0, 1)
     if mask is None:
         mask = torch.ones_like(td, dtype=torch.bool)
     check_shape('mixed_priority', 'mask', mask, td.shape)

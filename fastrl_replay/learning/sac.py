@@ -19,7 +19,6 @@ from fastrl_replay.learning.continuous import (
     squashed,
 )
 from ..steps.core import Steps
-from ..steps.errors import number
 from .base import Learner, discounts, full
 from fastrl_replay.learning.registry import (
     ROW_MEMORIES,
@@ -86,9 +85,7 @@ class Temperature(nn.Module):
         start: float = 1.0,  # at first
     ):
         super().__init__()
-        self.log = nn.Parameter(
-            torch.tensor([math.log(number('Temperature', 'start', start, 1e-9))])
-        )
+        self.log = nn.Parameter(torch.tensor([math.log(start)]))
 
     def forward(self):
         return self.log.exp()[0]
