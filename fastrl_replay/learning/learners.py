@@ -9,7 +9,7 @@ __all__ = []
 from .base import Learner, discounts  # noqa: F401
 from .registry import LEARNERS, Builder, builds  # noqa: F401
 from .tabular import QLearner, QTable  # noqa: F401
-from .dqn import DQNLearner, action_values  # noqa: F401
-from .r2d2 import R2D2Learner  # noqa: F401
-from .sac import SACLearner  # noqa: F401
-from .td3 import TD3Learner  # noqa: F401
+from .dqn import DQNLearner, action_values, dqn_errors  # noqa: F401
+from .r2d2 import R2D2Learner, r2d2_errors  # noqa: F401
+from .sac import SACLearner, sac_errors  # noqa: F401
+from .td3 import TD3Learner, td3_errors  # noqa: F401
