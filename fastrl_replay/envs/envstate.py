@@ -51,6 +51,15 @@ def _packed(x, kind='array'):
 def _unpacked(e):
     return np.frombuffer(e['bytes'].numpy().tobytes(), e['dtype']).reshape(e['shape']).copy()
 
+
+def _is_unused(random):
+    "Return whether there is no generator, or one that the system has seeded and nothing has used"
+    if random is None:
+        return True
+    bits = random.bit_generator
+    seeds = bits.seed_seq
+    return np.max(seeds.entropy) >= 1 << 64 and type(bits)(seeds).state == bits.state
+
 # %% ../../nbs/envs/envstate.ipynb #7d4aba15
 class _Encoder:
     "Makes data for a checkpoint"
@@ -102,7 +111,7 @@ class _Encoder:
     def _space(self, x):
         "The random numbers of a space"
         generators = [s._np_random for _, s in named_leaves(x)]
-        states = [None if g is None else encode(g.bit_generator.state) for g in generators]
+        states = [None if _is_unused(g) else encode(g.bit_generator.state) for g in generators]
         return dict(kind='space', states=states)
 
     def _game(self, x):

@@ -54,7 +54,9 @@ class EnvGroup:
         seeds = [None if seed is None else seed + first_id + i for i in range(self.n)]
         self.spaces = []
         for kind in 'observation_space', 'action_space':
-            own = [getattr(env, f'single_{kind}', getattr(env, kind)) for env in envs]
+            own = []
+            for env in envs:
+                own.append(getattr(env, f'single_{kind}' if isinstance(env, VectorEnv) else kind))
             refuse_different(kind, own, names)
             self.spaces.append(own[0])
         if float32:
