@@ -37,8 +37,8 @@ def action_values(
 
 # %% ../../nbs/learning/dqn.ipynb #b0920001
 def _of_rows(x):
-    "Return the mean over the parts of an action, for each row"
-    return x.reshape(len(x), -1).mean(-1)
+    "Return the mean over the parts of an action, if it has several, for each row"
+    return x if x.dim() == 1 else x.mean(-1)
 
 # %% ../../nbs/learning/dqn.ipynb #5dd6ada3
 def dqn_errors(
