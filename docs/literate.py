@@ -10,6 +10,7 @@ import inspect
 import json
 import posixpath
 import re
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 
@@ -183,7 +184,8 @@ def add_parameters(app, what, name, obj, options, lines):
     if what == 'method' and not any(lines):
         lines[:] = (inspect.getdoc(obj) or '').splitlines()  # of what it overrides
     lines[:] = [rst(line) for line in lines] + ['']
-    function = inspect.unwrap(obj.__init__ if inspect.isclass(obj) else obj)
+    plain = inspect.isclass(obj) and not is_dataclass(obj)  # a dataclass documents its fields
+    function = inspect.unwrap(obj.__init__ if plain else obj)
     try:
         # without args_kwargs a comment of `**kw` would be that of the result
         found = docments(function, full=True, args_kwargs=True)
@@ -194,6 +196,7 @@ def add_parameters(app, what, name, obj, options, lines):
         if d.docment is None:
             continue
         kind = types.get(param, '')
+        kind = '' if kind is object else kind
         kind = getattr(kind, '__name__', kind)
         field = 'returns' if param == 'return' else f'param {param}'
         lines.append(

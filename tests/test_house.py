@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import is_dataclass
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
@@ -276,8 +277,9 @@ def undocumented(obj):
     if inspect.isclass(fn):  # an inherited __init__ is documented where it is defined
         if '__init__' not in vars(fn):
             return []
-        fn = fn.__init__
-        doc += fn.__doc__ or ''
+        if not is_dataclass(fn):  # whose fields are documented
+            fn = fn.__init__
+            doc += fn.__doc__ or ''
     return [
         f'a word about `{p}`'
         for p, comment in docments(fn).items()

@@ -12,7 +12,7 @@ import numpy as np, torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from .envstate import decode, encode
-from .infos import asks_for
+from .infos import takes_mask
 from ..steps.core import column_of_rows
 from ..steps.errors import ActionError, StateError
 from ..steps.nested import dotted, fields_of, map_leaves, nest
@@ -78,7 +78,6 @@ class Acting:
         clip=None,  # as in `check_action`
         entries=(),  # names of the entries of `info` that are kept
     ):
-        self.space = space
         self.names = (fields_of(space) or {}).keys()
         self.n = len(seeds)
         self.policy = policy
@@ -93,20 +92,20 @@ class Acting:
         self.allowed = None  # the commonest kind of actions, which is checked faster
         if isinstance(space, spaces.Discrete) and space.dtype == np.int64:
             self.allowed = range(int(space.start), int(space.start + space.n))
-        # for 'mask', for 'info'
-        self.asked = asks_for(policy, entries)
-        if policy is None and isinstance(space, spaces.Discrete) and MASK in entries:
-            self.asked = {'mask'}
+        self.masked = MASK in entries and (
+            takes_mask(policy) or policy is None and isinstance(space, spaces.Discrete)
+        )
 
     def ask(
         self,
         state,
         flags,  # odd for steps that are resets
-        given,  # what the policy gets besides
+        mask=None,  # of allowed actions
     ) -> tuple:
         "Return actions, the hidden state after them, and extra columns"
         if self.policy is None:
-            return self._draw(flags % 2 == 1, given.get('mask')), None, {}
+            return self._draw(flags % 2 == 1, mask), None, {}
+        given = {} if mask is None else dict(mask=mask)
         hidden = ()
         if self.recurrent:
             if self.hidden is None:
@@ -156,12 +155,12 @@ class Acting:
         "Reset the hidden state of environments that begin an episode"
 
         def begin(old, new):
-            old, new = _copy(old), _copy(new)
-            for i in np.flatnonzero(begins):
-                old[i] = new[i]
+            old = _copy(old)
+            old[which] = _copy(new)[which]
             return old
 
         if self.hidden is not None:
+            which = np.flatnonzero(begins)
             self.hidden = map_leaves(begin, self.hidden, self.policy.initial_hidden(self.n))
 
     def state_dict(self) -> dict:  # plain data and tensors
@@ -169,7 +168,7 @@ class Acting:
         hidden = []
         if self.hidden is not None:
             map_leaves(lambda x: hidden.append(torch.as_tensor(_copy(x)).cpu()), self.hidden)
-        return dict(spaces=[encode(s) for s in self.spaces], hidden=hidden)
+        return dict(spaces=encode(self.spaces), hidden=hidden)
 
     def load_state_dict(self, state):
         "Continue from what was saved; an error where this policy has another hidden state"
@@ -181,8 +180,7 @@ class Acting:
                 raise StateError('GymStepper', 'a saved hidden state', got, want)
             return x.to(own.device) if isinstance(own, torch.Tensor) else x.numpy()
 
-        for s, e in zip(self.spaces, state['spaces']):
-            decode(e, s)
+        decode(state['spaces'], self.spaces)
         if state['hidden']:
             saved = iter(state['hidden'])
             self.hidden = map_leaves(restored, self.policy.initial_hidden(self.n))

@@ -7,7 +7,6 @@ __all__ = ['is_parallel', 'as_agents', 'Agents']
 
 # %% ../../nbs/envs/agents.ipynb #5de29c34
 from gymnasium.vector import VectorEnv
-from gymnasium.vector.utils import batch_space
 from .checks import refuse_different
 from ..steps.errors import ArgumentError
 
@@ -44,10 +43,6 @@ class Agents(VectorEnv):
             found = [getattr(parallel, kind)(name) for name in self.named]
             refuse_different(kind, found, [f'agent {name!r}' for name in self.named])
             setattr(self, f'single_{kind}', found[0])
-            setattr(self, kind, batch_space(found[0], self.num_envs))
 
     def close(self, **kwargs):
         self.parallel.close()
-
-    def render(self):
-        return self.parallel.render()

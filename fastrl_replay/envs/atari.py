@@ -37,25 +37,18 @@ def atari(
 
 # %% ../../nbs/envs/atari.ipynb #db544e6c
 class EpisodicLife(gym.Wrapper):
-    "An episode ends with each life; the game goes on until it is over"
+    "An episode ends with each of the `lives` in `info`; the game goes on until it is over"
 
-    def __init__(
-        self,
-        env: gym.Env,  # with the number of `lives` in its info
-    ):
-        super().__init__(env)
-        # next: the first observation of the next life
-        self.lives = 0
-        self.next = None
+    lives = 0
+    next = None  # the first observation of the next life
 
     def reset(self, *, seed=None, options=None):
-        if self.next is not None and seed is None and not options:
-            obs = self.next
-            self.next = None
+        obs = self.next
+        self.next = None
+        if obs is not None and seed is None and not options:
             return obs, dict(lives=self.lives)
         obs, info = self.env.reset(seed=seed, options=options)
         self.lives = info['lives']
-        self.next = None
         return obs, info
 
     def step(self, action):

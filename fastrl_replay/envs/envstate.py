@@ -57,10 +57,8 @@ def _is_unused(random):
     if random is None:
         return True
     bits = random.bit_generator
-    entropy = bits.seed_seq.entropy
-    if not isinstance(entropy, int) or entropy < 1 << 64:
-        return False
-    return type(bits)(bits.seed_seq).state == bits.state
+    seeds = bits.seed_seq
+    return np.max(seeds.entropy) >= 1 << 64 and type(bits)(seeds).state == bits.state
 
 # %% ../../nbs/envs/envstate.ipynb #7d4aba15
 class _Encoder:

@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from .actions import Acting, as_array
 from .agents import Agents
 from .checks import as_float32, refuse_different, write_exactly
+from .envstate import decode, encode
 from .infos import InfoRows
 from fastrl_replay.envs.slots import (
     ABSENT,
@@ -28,11 +29,6 @@ from ..steps.errors import ActionError, EnvError, StateError, in_words
 from ..steps.nested import fields_of, map_leaves, nested_dtype, put
 from ..steps.row_dtypes import step_dtype
 from ..steps.states import anything, listed
-
-# %% ../../nbs/envs/group.ipynb #5969f23a
-def _column_dtype(x, name):
-    "The dtype of one row of a column that the policy, or the environments, add"
-    return None if fields_of(x) is not None else np.dtype((x.dtype, x.shape[1:]))
 
 # %% ../../nbs/envs/group.ipynb #08e37547
 class EnvGroup:
@@ -58,7 +54,9 @@ class EnvGroup:
         seeds = [None if seed is None else seed + first_id + i for i in range(self.n)]
         self.spaces = []
         for kind in 'observation_space', 'action_space':
-            own = [getattr(env, f'single_{kind}', getattr(env, kind)) for env in envs]
+            own = []
+            for env in envs:
+                own.append(getattr(env, f'single_{kind}' if isinstance(env, VectorEnv) else kind))
             refuse_different(kind, own, names)
             self.spaces.append(own[0])
         if float32:
@@ -75,7 +73,7 @@ class EnvGroup:
             if isinstance(env, Agents):
                 slot = AgentsSlot(env, *place)
             elif isinstance(env, VectorEnv):
-                slot = VectorSlot(env, mode, *place)
+                slot = VectorSlot(env, *place, mode)
             else:
                 slot = SingleSlot(env, *place)
             self.slots.append(slot)
@@ -83,7 +81,7 @@ class EnvGroup:
         single = all(isinstance(slot, SingleSlot) for slot in self.slots)
         self.one_by_one = single and isinstance(self.spaces[1], spaces.Discrete)
         self.acting = Acting(self.spaces[1], seeds, policy, clip, entries)
-        self.infos = InfoRows(entries, self.n, self.acting.asked)
+        self.infos = InfoRows(entries, self.n, self.acting.masked)
         self._decide({})
         self.more = None  # columns of the policy and of info, which the first block decides
         self._leave()
@@ -108,13 +106,16 @@ class EnvGroup:
     def _with(self, rows, values):
         "Write further columns; with the first block, make rows that have them"
         values = {k: map_leaves(as_array, v) for k, v in values.items()}
-        more = {k: nested_dtype(v, _column_dtype, k) for k, v in values.items()}
+
+        def of_row(x, name):  # None: it has parts
+            return None if fields_of(x) is not None else np.dtype((x.dtype, x.shape[1:]))
+
+        more = {k: nested_dtype(v, of_row) for k, v in values.items()}
         if self.more is None:
             self._decide(more)
             old = rows
             rows = np.zeros(len(old), self.dtype)
-            for name in old.dtype.names:
-                rows[name] = old[name]
+            rows[[*old.dtype.names]] = old
         elif more != self.more:
             raise ActionError(
                 'GymStepper', 'extra columns', more or 'none', f'{self.more or "none"}, as at first'
@@ -135,10 +136,8 @@ class EnvGroup:
         rows = np.ndarray(self.n, self.dtype, raw)  # faster than np.zeros(n, dtype)
         state = rows['state']
         state[...] = self.state
-        given = {}
-        if self.acting.asked:
-            given = self.infos.given(self.flags, self.first_id)
-        actions, hidden, columns = self.acting.ask(state, self.flags, given)
+        mask = self.infos.mask(self.flags, self.first_id) if self.acting.masked else None
+        actions, hidden, columns = self.acting.ask(state, self.flags, mask)
         put(rows['action'], actions)
         if self.one_by_one:
             actions = actions.tolist()  # Python's own numbers are faster one by one
@@ -191,7 +190,7 @@ class EnvGroup:
             standing=pack(Steps(self.standing)),
             slots=[slot.state_dict() for slot in self.slots],
             acting=self.acting.state_dict(),
-            info=self.infos.state_dict(),
+            info=encode(self.infos.states),
         )
 
     def load_state_dict(self, state):
@@ -204,7 +203,7 @@ class EnvGroup:
         self.standing[:] = unpack(state['standing']).rows
         for slot, own in zip(self.slots, state['slots'], strict=True):
             slot.load_state_dict(own, self.seed)
-        self.infos.load_state_dict(state['info'])
+        self.infos.states = decode(state['info'])
         self.noted = True
 
 # %% ../../nbs/envs/group.ipynb #0d68238b

@@ -7,6 +7,7 @@ __all__ = ['RUNNING', 'ENDED', 'READY', 'ABSENT', 'COUNTED', 'SLOT', 'count_step
            'AgentsSlot', 'saved_env']
 
 # %% ../../nbs/envs/slots.ipynb #22d9025a
+from dataclasses import dataclass
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from .checks import write_answer, write_exactly
@@ -15,6 +16,7 @@ from .infos import of_env
 from ..steps.compiled import memmove, njit
 from ..steps.errors import ArgumentError, choice
 from ..steps.nested import pick, put
+from ..steps.row_dtypes import MASK
 from ..steps.states import anything, integer, maybe, text
 
 # %% ../../nbs/envs/slots.ipynb #17495f78
@@ -65,35 +67,26 @@ def count_steps(
     return left, ended, wrong
 
 # %% ../../nbs/envs/slots.ipynb #d60f7a11
+@dataclass
 class Slot:
     "An environment, or several that one call steps: the base of the three kinds"
 
     columns = {}  # that only rows of this kind of slot have
     moment = 0  # the number of the next step, which agents count
 
-    def __init__(
-        self,
-        env,
-        env_id,  # of the first environment
-        at,  # the place of its first row in a block
-        seed,  # is used once, at the first reset
-        counts,  # [n, 3], which the group keeps: episode, step, and one of the four above
-        state,  # [n], which the group keeps: the observations in which a policy acts
-    ):
-        self.env = env
-        self.env_id = env_id
-        self.at = at
-        self.seed = seed
-        self.counts = counts
-        self.state = state
+    env: object
+    env_id: int  # of the first environment
+    at: int  # the place of its first row in a block
+    seed: int  # is used once, at the first reset
+    counts: np.ndarray  # [n, 3], of the group: episode, step, and one of the four above
+    state: np.ndarray  # [n], of the group: the observations in which a policy acts
 
     def state_dict(self) -> dict:
         "Its environment, if that can be saved, and its attributes"
         env, why = saved_env(self.env)
         if not self.counts[:, 0].any():
             why = None  # nothing is lost before the first step
-        random = saved_env(self.env.unwrapped._np_random)[0]
-        return dict(env=env, why=why, random=random, seed=self.seed, moment=self.moment)
+        return dict(env=env, why=why, seed=self.seed, moment=self.moment)
 
     def load_state_dict(
         self,
@@ -108,31 +101,28 @@ class Slot:
         if state['why'] is None:
             return
         self.counts[:, 2] = ABSENT
-        if state['random'] is not None:
-            self.env.unwrapped.np_random = decode(state['random'])
-        elif seed is not None:
+        if seed is not None:
             self.seed = seed + self.env_id + 1_000_003 * int(self.counts[:, 0].sum())
 
 
-SLOT = dict(
-    env=anything, why=maybe(text), random=anything, seed=maybe(integer()), moment=integer()
-)  # the form of what `state_dict` gives
+# the form of what `state_dict` gives
+SLOT = dict(env=anything, why=maybe(text), seed=maybe(integer()), moment=integer())
 
 # %% ../../nbs/envs/slots.ipynb #7d5d8362
 _NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64])  # the usual rewards
 _FLAGS = bool, np.bool_
 
 
+@dataclass
 class SingleSlot(Slot):
     "A slot with a single environment"
 
     kind = 'single'
 
-    def __init__(self, env, *place):
-        super().__init__(env, *place)
-        # of observations that need no closer look
-        self.shape = env.observation_space.shape
-        self.seen = None
+    seen = None  # the dtype of observations that need no closer look
+
+    def __post_init__(self):
+        self.shape = self.state.shape[1:]
 
     def reset(self, infos):
         "Reset it if its episode is over"
@@ -178,18 +168,20 @@ def as_mode(x, what='autoreset_mode', who='GymStepper'):
     return _MODES[choice(who, what, x, _MODES)]
 
 # %% ../../nbs/envs/slots.ipynb #8e3847c5
+@dataclass
 class VectorSlot(Slot):
     "A slot with a vector environment, in whichever way it resets"
 
-    def __init__(self, env, mode, *place):
-        super().__init__(env, *place)
-        own = as_mode(env.metadata.get('autoreset_mode'))
-        modes = {as_mode(mode), own} - {None}
+    mode: object = None  # how it resets, if it doesn't say that
+
+    def __post_init__(self):
+        own = as_mode(self.env.metadata.get('autoreset_mode'))
+        modes = {as_mode(self.mode), own} - {None}
         if len(modes) != 1:
             raise ArgumentError(
                 'GymStepper',
                 f'autoreset_mode of environment {self.env_id}',
-                f'{mode} and, in the metadata of the environment, {own}',
+                f'{self.mode} and, in the metadata of the environment, {own}',
                 'one mode',
                 "autoreset_mode='next_step', 'same_step' or 'disabled', or in the metadata",
             )
@@ -213,7 +205,7 @@ class VectorSlot(Slot):
         put(self.state, obs, write_exactly)
         flags[over] = READY
         for i in np.flatnonzero(over):
-            infos.reset(self.at + i, of_env(info, i, infos.needed))
+            infos.reset(self.at + i, of_env(info, i, [MASK]))
 
     def step(self, actions, rows, infos):
         "Step all and write the results into their rows"

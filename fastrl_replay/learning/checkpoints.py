@@ -35,9 +35,8 @@ def load_part(part, saved):
         return part.set_state(saved)
     if not isinstance(part, nn.Module):
         return part.load_state_dict(deepcopy(saved))
-    # whether either of them is compiled or not
+    # which may be compiled
     own = part.state_dict()
-    saved = bare_names(saved)
     part.load_state_dict({k: saved[bare] for k, bare in zip(own, bare_names(own))})
 
 # %% ../../nbs/learning/checkpoints.ipynb #ec060b2a
@@ -47,14 +46,14 @@ def check_same_shapes(
     mine: dict,  # name → tensor
 ):
     "Raise `StateError` if a checkpoint's tensors differ from ours in name, shape or dtype"
-    a, b = ({k: _kind(v) for k, v in d.items()} for d in (saved, mine))
-    for k in dict.fromkeys([*b, *a]):
-        if a.get(k) != b.get(k):
+    for k in dict.fromkeys([*mine, *saved]):
+        got, expected = (_kind(d[k]) if k in d else 'no such tensor' for d in (saved, mine))
+        if got != expected:
             raise StateError(
                 stage,
                 f'the checkpoint is of another model: {k}',
-                a.get(k, 'nothing'),
-                b.get(k, 'no such tensor'),
+                got,
+                expected,
                 'build the model that was saved',
             )
 
@@ -70,20 +69,9 @@ def _make_step(opt):
     opt.step()
 
 
-def _kinds(saved):  # (parameter, name) → shape and dtype
-    return {(i, k): _kind(v) for i, s in saved['state'].items() for k, v in s.items()}
-
-
-def _try_optimizer(opt, saved):
-    "Raise if a copy of the optimizer cannot load the state and make a step"
-    twin = deepcopy(opt)
-    _make_step(twin)
-    new = _kinds(twin.state_dict())
-    for place, kind in _kinds(saved).items():
-        if new.get(place) != kind:
-            raise ValueError(f'{place[1]} of parameter {place[0]}')
-    twin.load_state_dict(deepcopy(saved))
-    _make_step(twin)
+def _moments(saved):
+    "Return the tensors of a saved optimizer by name"
+    return {f'{k} of parameter {i}': v for i, s in saved['state'].items() for k, v in s.items()}
 
 # %% ../../nbs/learning/checkpoints.ipynb #ffd29a4b
 def check_part(
@@ -91,20 +79,16 @@ def check_part(
     part,  # a model, an optimizer or a generator
     saved,  # what was saved of it
 ):
-    "Raise `StateError` if this part of a checkpoint is of another one"
-    try:
-        if isinstance(part, nn.Module):
-            check_same_shapes(who, bare_names(saved), bare_names(part.state_dict()))
-        elif isinstance(part, torch.Generator):
-            torch.Generator().set_state(saved)
-        else:
-            _try_optimizer(part, saved)
-    except StateError:
-        raise
-    except Exception as e:
-        raise StateError(
-            who,
-            f'the checkpoint is of another {type(part).__name__}, or damaged',
-            f'{type(e).__name__}: {e}',
-            remedy='build the learner that was saved',
-        ) from e
+    "Raise if this part of a checkpoint is of another one"
+    if isinstance(part, nn.Module):
+        check_same_shapes(who, saved, bare_names(part.state_dict()))
+    elif isinstance(part, torch.Generator):
+        torch.Generator().set_state(saved)
+    else:
+        twin = deepcopy(part)
+        _make_step(twin)
+        new, old = _moments(twin.state_dict()), _moments(saved)
+        # one that has made no step has none
+        check_same_shapes(who, old, {k: v for k, v in new.items() if k in old})
+        twin.load_state_dict(deepcopy(saved))
+        _make_step(twin)

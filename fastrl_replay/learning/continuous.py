@@ -7,6 +7,7 @@ __all__ = ['LOG_STD', 'BoxBounds', 'squashed', 'actor_net', 'Critics', 'Squashed
 
 # %% ../../nbs/learning/continuous.ipynb #21a7a830
 import math
+from dataclasses import dataclass
 import numpy as np, torch
 from gymnasium import spaces
 from torch import nn
@@ -141,53 +142,43 @@ class _SideBySide(nn.Module):
 
 # %% ../../nbs/learning/continuous.ipynb #a2c5295a
 class _BoxPolicy(Exploring):
-    "What policies for boxes share: `_unit` makes numbers from -1 to 1 of an actor's answer"
+    "The base of policies for boxes: `_unit` makes numbers from -1 to 1 of an actor's answer"
 
-    spread = False  # does the actor give the logarithms of standard deviations, too?
+    outputs = 1  # numbers that the actor gives for each number of an action
 
-    def _begin(self, actor, space, random, seed, device):
-        self.actor = actor
-        self.bounds = BoxBounds(space, type(self).__name__)
-        self.device = device
-        self.random = random
-        self.rng = np.random.default_rng(seed)
+    def __post_init__(self):
+        self.bounds = BoxBounds(self.space, type(self).__name__)
+        self.rng = np.random.default_rng(self.seed)
 
     def __call__(self, state) -> np.ndarray:  # [n, ...] actions
-        n = n_states(type(self).__name__, state)
+        who = type(self).__name__
+        n = n_states(who, state)
         if self.asked < self.random:
             unit = self.rng.uniform(-1, 1, (n, self.bounds.size))
         else:
-            unit = self._unit(self._answer(state))
+            if self.device is not None:
+                state = map_leaves(lambda x: x.to(self.device), state)
+            with torch.no_grad():
+                answer = self.actor(state)
+            size = self.bounds.size * self.outputs
+            check_shape(who, 'what the actor gives', answer, (n, size))
+            unit = self._unit(answer.double().cpu().numpy())
         self.asked += n * self.worker.world_size
         return self.bounds.to_space(unit)
 
-    def _answer(self, state):
-        size = self.bounds.size * (1 + self.spread)
-        if self.device is not None:
-            state = map_leaves(lambda x: x.to(self.device), state)
-        with torch.no_grad():
-            x = self.actor(state)
-        who = type(self).__name__
-        check_shape(who, 'what the actor gives', x, (n_states(who, state), size))
-        return x.double().cpu().numpy()
-
 # %% ../../nbs/learning/continuous.ipynb #49887d09
+@dataclass(eq=False, repr=False)
 class SquashedGaussian(_BoxPolicy):
     "Draws actions from normal distributions that are squashed into the bounds of a `Box`"
 
-    spread = True
+    outputs = 2
 
-    def __init__(
-        self,
-        actor,  # states → [n, 2*size]: means, and logarithms of standard deviations
-        space: spaces.Box,  # of one action
-        greedy: bool = False,  # take the means, and draw nothing?
-        random: int = 0,  # how many actions are drawn evenly from the space first
-        seed: int = None,  # of its random numbers; None: others each time
-        device=None,  # where the actor wants its states; None: where they are
-    ):
-        self._begin(actor, space, random, seed, device)
-        self.greedy = greedy
+    actor: object  # states → [n, 2*size]: means, and logarithms of standard deviations
+    space: spaces.Box  # of one action
+    greedy: bool = False  # take the means, and draw nothing?
+    random: int = 0  # how many actions are drawn evenly from the space first
+    seed: int = None  # of its random numbers; None: others each time
+    device: object = None  # where the actor wants its states; None: where they are
 
     def _unit(self, answer):
         mean, log_std = np.split(answer, 2, 1)
@@ -201,25 +192,23 @@ class SquashedGaussian(_BoxPolicy):
         return f'SquashedGaussian({type(self.actor).__name__}{", greedy=True" * bool(self.greedy)})'
 
 # %% ../../nbs/learning/continuous.ipynb #f4b42582
+@dataclass(eq=False, repr=False)
 class GaussianNoise(_BoxPolicy):
     "The actor's actions with normal noise, cut off at the bounds of a `Box`"
 
-    def __init__(
-        self,
-        actor,  # states → [n, size]: any numbers, which tanh squashes
-        space: spaces.Box,  # of one action
-        scale=0.1,  # standard deviation for bounds ±1; a number, or a function of actions so far
-        random: int = 0,  # how many actions are drawn evenly from the space first
-        seed: int = None,  # of its random numbers; None: others each time
-        device=None,  # where the actor wants its states; None: where they are
-    ):
-        self._begin(actor, space, random, seed, device)
-        self.scale = scale
+    actor: object  # states → [n, size]: any numbers, which tanh squashes
+    space: spaces.Box  # of one action
+    scale: object = 0.1  # standard deviation for bounds ±1: a number, or a function of actions
+    random: int = 0  # how many actions are drawn evenly from the space first
+    seed: int = None  # of its random numbers; None: others each time
+    device: object = None  # where the actor wants its states; None: where they are
+
+    def __post_init__(self):
+        super().__post_init__()
         self.report()  # an error where the scale is none
 
-    def _unit(
-        self, answer
-    ):  # noise is drawn where its scale is 0, too: another schedule, the same numbers
+    def _unit(self, answer):
+        # noise is drawn where its scale is 0, too: another schedule, the same numbers
         noise = self.rng.standard_normal(answer.shape)
         return np.clip(np.tanh(answer) + self.report()['noise'] * noise, -1, 1)
 

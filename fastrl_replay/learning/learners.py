@@ -6,10 +6,10 @@
 __all__ = []
 
 # %% ../../nbs/learning/learners.ipynb #014fd375
-from .base import Learner, discounts, follow  # noqa: F401
-from .registry import LEARNERS, Builder, SettingsError, builds  # noqa: F401
-from .tabular import QLearner, QTable, q_update  # noqa: F401
+from .base import Learner, discounts  # noqa: F401
+from .registry import LEARNERS, Builder, builds  # noqa: F401
+from .tabular import QLearner, QTable  # noqa: F401
 from .dqn import DQNLearner, action_values, dqn_errors  # noqa: F401
 from .r2d2 import R2D2Learner, r2d2_errors  # noqa: F401
-from .sac import SACLearner, sac_actor_loss, sac_errors  # noqa: F401
-from .td3 import TD3Learner, td3_actor_loss, td3_errors  # noqa: F401
+from .sac import SACLearner, sac_errors  # noqa: F401
+from .td3 import TD3Learner, td3_errors  # noqa: F401

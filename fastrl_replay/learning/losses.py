@@ -7,7 +7,7 @@ __all__ = ['check_shape', 'rescale', 'unrescale', 'n_step_targets', 'masked_valu
 
 # %% ../../nbs/learning/losses.ipynb #1755af10
 import torch
-from ..steps.errors import ArgumentError, number, whole
+from ..steps.errors import ArgumentError, whole
 
 # %% ../../nbs/learning/losses.ipynb #944412e1
 def check_shape(
@@ -56,16 +56,13 @@ def n_step_targets(
     whole('n_step_targets', 'n', n, 1)
     check_shape('n_step_targets', 'discount', discount, reward.shape)
     check_shape('n_step_targets', 'value', value, reward.shape)
-    if mask is not None:
-        check_shape('n_step_targets', 'mask', mask, reward.shape)
-        reward, discount, value = (torch.where(mask, t, 0) for t in (reward, discount, value))
+    if mask is None:
+        mask = torch.ones_like(reward, dtype=torch.bool)
+    check_shape('n_step_targets', 'mask', mask, reward.shape)
+    reward, discount, value = (torch.where(mask, t, 0) for t in (reward, discount, value))
     target = reward + discount * value
     for _ in range(min(n, reward.shape[-1]) - 1):
-        after = (
-            target[..., 1:]
-            if mask is None
-            else torch.where(mask[..., 1:], target[..., 1:], value[..., :-1])
-        )
+        after = torch.where(mask[..., 1:], target[..., 1:], value[..., :-1])
         target = reward + discount * torch.cat([after, value[..., -1:]], -1)
     return target
 
@@ -103,10 +100,8 @@ def mixed_priority(
     mask: torch.Tensor = None,  # [B, T], bool: does this step count? None: all do
 ) -> torch.Tensor:  # [B]
     "η times the largest absolute error of each sequence plus 1-η times their mean"
-    number('mixed_priority', 'eta', eta, 0, 1)
-    size = td.abs()
     if mask is None:
-        return eta * size.amax(1) + (1 - eta) * size.mean(1)
+        mask = torch.ones_like(td, dtype=torch.bool)
     check_shape('mixed_priority', 'mask', mask, td.shape)
-    size = torch.where(mask, size, 0)
+    size = torch.where(mask, td.abs(), 0)
     return eta * size.amax(1) + (1 - eta) * size.sum(1) / mask.sum(1).clamp(min=1)

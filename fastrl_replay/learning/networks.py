@@ -35,10 +35,7 @@ def _flat(x, space):
     if parts is not None:
         values = fields_of(x)
         return torch.cat([_flat(values[k], s) for k, s in parts.items()], -1)
-    if not space.shape:
-        x = x[..., None]
-    elif len(space.shape) > 1:
-        x = x.flatten(-len(space.shape))
+    x = x.flatten(-len(space.shape)) if space.shape else x[..., None]
     if isinstance(space, spaces.Discrete):
         return _ones(x, space.start, space.n)
     if isinstance(space, spaces.MultiDiscrete):
@@ -90,25 +87,20 @@ class ConvLayers(nn.Module):
         self.last = c < a  # are channels the last axis?
         channels, *sides = (c, a, b) if self.last else (a, b, c)
         channels = channels * math.prod(stack)
-        found = []
+        self.planes = channels, *sides
+        layers = []
         for wide, side, stride in next(l for least, l in _LAYERS.items() if min(sides) >= least):
-            found += [nn.Conv2d(channels, wide, side, stride), nn.ReLU()]
+            layers += [nn.Conv2d(channels, wide, side, stride), nn.ReLU()]
             channels = wide
-            sides = [(s - side) // stride + 1 for s in sides]
-        self.layers = nn.Sequential(*found, nn.Flatten())
-        self.size = channels * math.prod(sides)
+        self.layers = nn.Sequential(*layers, nn.Flatten())
+        self.size = self.layers(torch.zeros(1, *self.planes)).shape[1]
 
     def forward(self, state):
         lead = state.shape[: state.dim() - len(self.shape)]
-        x = state.reshape(math.prod(lead), *[1] * (len(self.shape) == 2), *self.shape)
-        # if new, it can be scaled in place
-        new = x.dtype == torch.uint8
-        x = x.float()
-        if self.highest != 1:
-            x = x.div_(self.highest) if new else x / self.highest
+        x = state.reshape(math.prod(lead), *self.shape).float() / self.highest
         if self.last:
             x = x.movedim(-1, -3)
-        return self.layers(x.flatten(1, -3)).reshape(*lead, self.size)
+        return self.layers(x.reshape(len(x), *self.planes)).reshape(*lead, self.size)
 
 # %% ../../nbs/learning/networks.ipynb #9ecaea21
 class _Parts(nn.Module):
@@ -153,20 +145,14 @@ class Dueling(nn.Module):
 # %% ../../nbs/learning/networks.ipynb #b0910002
 def part_sizes(
     space: spaces.Space,  # of one action
-) -> tuple:  # how many actions each part has; empty: it has no parts
-    "The sizes of an action's parts; an error where they don't begin at 0, or lie in a table"
-    if not isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
-        return ()
-    binary = isinstance(space, spaces.MultiBinary)
-    if len(space.shape) == 1 and (binary or not space.start.any()):
-        return (2,) * space.shape[0] if binary else tuple(map(int, space.nvec))
-    raise ArgumentTypeError(
-        'values of actions',
-        'the action space',
-        space,
-        'Discrete, MultiDiscrete or MultiBinary, from 0, its parts in a row',
-        'wrap the environment (gymnasium.wrappers.TransformAction)',
-    )
+) -> tuple:  # how many actions each part has; empty: it is not made of parts with values
+    "Return the sizes of an action's parts"
+    if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
+        return (2,) * space.shape[0]
+    plain = isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1
+    if plain and not space.start.any():
+        return tuple(map(int, space.nvec))
+    return ()
 
 # %% ../../nbs/learning/networks.ipynb #b0910003
 class Branches(nn.Module):
@@ -180,20 +166,19 @@ class Branches(nn.Module):
     ):
         super().__init__()
         self.action_sizes = tuple(sizes)
-        total = sum(sizes)
-        self.advantage, self.value = nn.Linear(size, total), nn.Linear(size, 1) if dueling else None
-        # where there is no action: -∞, which comes last
-        place = torch.full((len(sizes), max(sizes)), total)
-        for part, n in enumerate(sizes):
-            place[part, :n] = torch.arange(n) + sum(sizes[:part])
-        self.register_buffer('place', place, persistent=False)
+        self.advantage = nn.Linear(size, sum(sizes))
+        self.value = nn.Linear(size, 1) if dueling else None
 
     def forward(self, x):
-        a = self.advantage(x)
+        parts = self.advantage(x).split(self.action_sizes, -1)
         if self.value is not None:
-            parts = [v - v.mean(-1, keepdim=True) for v in a.split(self.action_sizes, -1)]
-            a = self.value(x) + torch.cat(parts, -1)
-        return nn.functional.pad(a, (0, 1), value=-math.inf)[..., self.place]
+            value = self.value(x)
+            parts = [value + (part - part.mean(-1, keepdim=True)) for part in parts]
+        # where there is no action: -∞, which comes last
+        most = max(self.action_sizes)
+        missing = ((0, most - n) for n in self.action_sizes)
+        padded = [nn.functional.pad(*x, value=-math.inf) for x in zip(parts, missing)]
+        return torch.stack(padded, -2)
 
 # %% ../../nbs/learning/networks.ipynb #b9db6e25
 def value_net(
@@ -248,7 +233,7 @@ def n_actions(
         'values of actions',
         'the action space',
         space,
-        'Discrete, from 0',
+        'Discrete, from 0; for value_net and conv_net MultiDiscrete and MultiBinary, too',
         'a recipe with sac or td3 for a Box; or gymnasium.wrappers.TransformAction',
     )
 

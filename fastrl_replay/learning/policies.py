@@ -6,28 +6,23 @@
 __all__ = ['LinearSchedule', 'GeometricSchedule', 'Exploring', 'EpsGreedy', 'n_states']
 
 # %% ../../nbs/learning/policies.ipynb #7bf0fb7e
-import math
+from dataclasses import dataclass
 import numpy as np, torch
 from torch import nn
 from ..steps.errors import ArgumentTypeError, number
 from .losses import check_shape, masked_values
-from ..steps.nested import map_leaves
+from ..steps.nested import map_leaves, named_leaves
 from ..pipe import WorkerInfo
 from ..steps.states import Saves, generator, integer
 
 # %% ../../nbs/learning/policies.ipynb #1cf050b5
+@dataclass(repr=False)
 class LinearSchedule:
     "From `start` to `end` in `steps` even steps, and `end` ever after"
 
-    def __init__(
-        self,
-        start: float,  # at a count of 0
-        end: float,  # at a count of `steps`, and beyond
-        steps: int,  # how long it takes
-    ):
-        self.start = start
-        self.end = end
-        self.steps = steps
+    start: float  # at a count of 0
+    end: float  # at a count of `steps`, and beyond
+    steps: int  # how long it takes
 
     def __call__(self, count) -> float:
         if count >= self.steps:
@@ -38,22 +33,16 @@ class LinearSchedule:
         return f'LinearSchedule({self.start}, {self.end}, {self.steps})'
 
 # %% ../../nbs/learning/policies.ipynb #fdf78904
+@dataclass(repr=False)
 class GeometricSchedule:
-    "`start`, times `factor` at each count, but never beyond `end`"
+    "`start`, times `factor` at each count, but never less than `end`"
 
-    def __init__(
-        self,
-        start: float,  # at a count of 0
-        factor: float,  # what is left of it one count later
-        end: float = 0.0,  # where it stops
-    ):
-        self.start = start
-        self.factor = factor
-        self.end = end
+    start: float  # at a count of 0
+    factor: float  # what is left of it one count later
+    end: float = 0.0  # where it stops
 
     def __call__(self, count) -> float:
-        x = self.start * self.factor**count
-        return max(x, self.end) if self.factor <= 1 else min(x, self.end or math.inf)
+        return max(self.start * self.factor**count, self.end)
 
     def __repr__(self):
         return f'GeometricSchedule({self.start}, {self.factor}, {self.end})'
@@ -181,9 +170,7 @@ def n_states(
     state,  # of environments: a tensor [n, ...], or a dict or a tuple of such tensors
 ) -> int:
     "The number of environments, whatever their states are"
-    part = state
-    while isinstance(part, (dict, tuple)):
-        part = next(iter(part.values() if isinstance(part, dict) else part))
+    _, part = next(named_leaves(state))
     if isinstance(part, torch.Tensor) and part.dim():
         return len(part)
     raise ArgumentTypeError(

@@ -6,11 +6,12 @@
 __all__ = ['r2d2_errors', 'R2D2Learner', 'R2D2Builder']
 
 # %% ../../nbs/learning/r2d2.ipynb #001e5d76
+from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional as F
 from ..steps.batches import Sequences
-from ..steps.errors import ArgumentError, ArgumentTypeError, whole
+from ..steps.errors import ArgumentError, ArgumentTypeError
 from ..steps.nested import map_leaves
 from .base import Learner, allowed_next, check_discrete, full
 from .dqn import action_values
@@ -67,60 +68,39 @@ def r2d2_errors(
 
 # %% ../../nbs/learning/r2d2.ipynb #8e3812f2
 @stage('r2d2')
+@dataclass(eq=False, repr=False)
 class R2D2Learner(Learner):
     "Recurrent replay: takes batches of sequences, improves `model`, yields records"
 
     learned = dict(model='lr')
     follows = dict(target='model')
 
-    def __init__(
-        self,
-        source,  # a pipe of sequences, from a `SequenceReplay`
-        model: nn.Module,  # states, hidden → values, hidden, as `RecurrentNet`; learned in place
-        gamma: float = 0.997,  # how much a reward is worth one step later
-        n: int = 5,  # rewards in a target, at most
-        lr: float = 1e-4,  # of Adam; a number, or a function of the updates so far
-        rescaled: bool = True,  # are the model's values on the scale of `rescale`?
-        target_every: int = 2500,  # updates between two refreshments of the target network
-        tau: float = 1.0,  # how far the target network goes towards the model then; 1: all the way
-        max_norm: float = 40.0,  # gradients are scaled down to this norm
-        optimizer=None,  # parameters → optimizer, instead of Adam
-    ):
-        super().__init__(
-            source,
-            model=model,
-            gamma=gamma,
-            n=whole('R2D2Learner', 'n', n, 1),
-            lr=lr,
-            rescaled=rescaled,
-            target_every=target_every,
-            tau=tau,
-            max_norm=max_norm,
-            optimizer=optimizer,
-        )
+    source: object  # a pipe of sequences, from a `SequenceReplay`
+    model: nn.Module  # states, hidden → values, hidden, as `RecurrentNet`; learned in place
+    gamma: float = 0.997  # how much a reward is worth one step later
+    n: int = 5  # rewards in a target, at most
+    lr: float = 1e-4  # of Adam; a number, or a function of the updates so far
+    rescaled: bool = True  # are the model's values on the scale of `rescale`?
+    target_every: int = 2500  # updates between two refreshments of the target network
+    tau: float = 1.0  # how far the target network goes towards the model then; 1: all the way
+    max_norm: float = 40.0  # gradients are scaled down to this norm
+    optimizer: object = None  # parameters → optimizer, instead of Adam
 
-    def learn(
-        self,
-        batch: Sequences,  # [B, length]
-    ) -> dict:  # floats by name
-        "One update: loss, norm of the gradient, mean error, mean value"
-        self._check_batch(batch)
-        there = batch.to(self.device)
-        with self.arithmetic():
-            q, goal = map(
-                full, r2d2_errors(self.model, self.target, there, self.gamma, self.n, self.rescaled)
-            )
-        mask = there.train.mask
-        steps = self.over_ranks(mask.sum()).clamp(min=1)
+    def losses(self, batch):
+        errors = r2d2_errors(self.model, self.target, batch, self.gamma, self.n, self.rescaled)
+        q, goal = map(full, errors)
+        mask = batch.train.mask
+        steps = mask.sum()
+        if self.ranks is not None:
+            steps = self.ranks.mean(steps)
+        steps = steps.clamp(min=1)
         td = torch.where(mask, goal - q.detach(), 0)
-        loss = F.smooth_l1_loss(q, goal, reduction='none') * there.weight[:, None]
-        record = self.step(
+        loss = F.smooth_l1_loss(q, goal, reduction='none') * batch.weight[:, None]
+        return (
             torch.where(mask, loss, 0).sum() / steps,
-            td=td.abs().sum() / steps,
-            q=torch.where(mask, q.detach(), 0).sum() / steps,
+            td,
+            dict(td=td.abs().sum() / steps, q=torch.where(mask, q.detach(), 0).sum() / steps),
         )
-        self.feedback(batch, td)
-        return record
 
     def _check_batch(self, batch):
         if not isinstance(batch, Sequences):

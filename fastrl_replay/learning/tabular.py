@@ -6,6 +6,7 @@
 __all__ = ['QTable', 'q_update', 'QLearner', 'TableBuilder']
 
 # %% ../../nbs/learning/tabular.ipynb #2d1afcb5
+from dataclasses import dataclass
 import numpy as np, torch
 from gymnasium import spaces
 from torch import nn
@@ -13,13 +14,7 @@ from ..steps.compiled import njit
 from ..steps.core import Steps
 from ..steps.errors import ArgumentError, ArgumentTypeError
 from ..steps.row_dtypes import MASK
-from fastrl_replay.learning.base import (
-    Learner,
-    allowed_next,
-    check_batch,
-    check_discrete,
-    discounts,
-)
+from .base import Learner, allowed_next, check_discrete, discounts
 from .losses import check_shape
 from .registry import Builder, builds, chosen
 from ..generic import Map
@@ -50,15 +45,7 @@ class QTable(nn.Module):
         self.register_buffer('table', torch.zeros(shape, dtype=torch.float64))
 
     def forward(self, state):
-        places = state.numpy() - self.first
-        if places.size and not 0 <= places.min() <= places.max() < len(self.table):
-            raise ArgumentError(
-                'QTable',
-                'states',
-                f'{state.min()} to {state.max()}',
-                f'{self.first} to {self.first + len(self.table) - 1}',
-            )
-        return torch.from_numpy(self.values[places])
+        return nn.functional.embedding(state.long() - self.first, self.table)
 
     @property
     def values(self) -> np.ndarray:
@@ -90,17 +77,14 @@ def q_update(q, state, action, reward, next_state, discount, step, td, allowed):
 
 # %% ../../nbs/learning/tabular.ipynb #8df9d5d5
 @stage('q_learn')
+@dataclass(eq=False, repr=False)
 class QLearner(Learner):
     "Tabular Q-learning: takes batches, improves `table`, yields records"
 
-    def __init__(
-        self,
-        source,  # a pipe of batches, or of steps as they come
-        table: QTable,  # what is learned
-        gamma: float = 0.99,  # discount per step; ignored if rows have a `discount` column
-        lr: float = 0.5,  # step size; a number, or a function of the updates so far
-    ):
-        super().__init__(source, table=table, gamma=gamma, lr=lr)
+    source: object  # a pipe of batches, or of steps as they come
+    table: QTable  # what is learned
+    gamma: float = 0.99  # discount per step; ignored if rows have a `discount` column
+    lr: float = 0.5  # step size; a number, or a function of the updates so far
 
     def _models(self):
         return dict(table=self.table)
@@ -110,31 +94,29 @@ class QLearner(Learner):
         batch: Steps,  # rows of any kind
     ) -> dict:  # floats by name
         "Learn from each row in turn"
-        t = self.table
-        values = t.values
-        rows = batch.rows
-        check_batch('QLearner', batch)
+        self._check_batch(batch)
         check_discrete('QLearner', batch, ('state', 'next_state', 'action'))
+        values = self.table.values
+        rows = batch.rows
+        state = rows['state'] - self.table.first
         weight = rows['weight'] if 'weight' in rows.dtype.names else np.ones(len(batch), np.float32)
         td = np.empty(len(batch))
         discount = discounts(batch, self.gamma)
         allowed = allowed_next('QLearner', batch, discount)
         shape = len(batch), values.shape[1]
         if allowed is None:
-            allowed = np.ones(shape, bool)
-        else:
-            check_shape('QLearner', MASK, allowed, shape)
-            allowed = allowed.numpy()
+            allowed = torch.ones(shape, dtype=torch.bool)
+        check_shape('QLearner', MASK, allowed, shape)
         bad = q_update(
             values,
-            rows['state'] - t.first,
+            state,
             rows['action'],
             rows['reward'],
-            rows['next_state'] - t.first,
+            rows['next_state'] - self.table.first,
             discount.numpy(),
             self.rate() * weight,
             td,
-            allowed,
+            allowed.numpy(),
         )
         if bad >= 0:
             named = rows[['state', 'action', 'next_state', 'reward']][bad]
@@ -142,15 +124,12 @@ class QLearner(Learner):
                 'QLearner',
                 f'row {bad} is outside the table, or its reward is no finite number',
                 f'state, action, next state, reward: {named}',
-                t,
+                self.table,
                 'make the table from the spaces of these environments',
             )
         self.feedback(batch, td)
         self.updates += 1
-        return dict(
-            td=float(np.abs(td).mean()),
-            q=float(values[rows['state'] - t.first, rows['action']].mean()),
-        )
+        return dict(td=float(np.abs(td).mean()), q=float(values[state, rows['action']].mean()))
 
 # %% ../../nbs/learning/tabular.ipynb #cf28c8ab
 @builds('table')
@@ -177,11 +156,11 @@ class TableBuilder(Builder):
         return batches.q_learn(model, s['gamma'], s['lr'])
 
 # %% ../../nbs/learning/tabular.ipynb #80df7677
+@dataclass
 class _LearnAndPass:
     "Learn from steps and let them pass"
 
-    def __init__(self, learner):
-        self.learner = learner
+    learner: QLearner
 
     def __call__(self, steps):
         self.learner.learn(steps)

@@ -7,13 +7,13 @@ __all__ = ['td3_errors', 'td3_actor_loss', 'TD3Learner', 'TD3Builder']
 
 # %% ../../nbs/learning/td3.ipynb #89fa9433
 import math
+from dataclasses import dataclass
 import torch
 from gymnasium import spaces
 from torch import nn
 from .continuous import BoxBounds, GaussianNoise
 from ..steps.core import Steps
-from ..steps.errors import number
-from .base import Learner, check_batch, discounts, full
+from .base import Learner, discounts, full
 from .losses import check_shape
 from .registry import builds, chosen, scheduled
 from .sac import SACBuilder, critic_loss
@@ -48,6 +48,7 @@ def td3_actor_loss(
 
 # %% ../../nbs/learning/td3.ipynb #7bbdaab1
 @stage('td3')
+@dataclass(eq=False, repr=False)
 class TD3Learner(Learner):
     "Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records"
 
@@ -55,63 +56,37 @@ class TD3Learner(Learner):
     follows = dict(target='critics', target_actor='actor')
     follow_every = 'actor_every'
 
-    def __init__(
-        self,
-        source,  # a pipe of batches
-        actor: nn.Module,  # states → [B, size], as `actor_net`; learned in place
-        critics: nn.Module,  # states, actions from -1 to 1 → [n, B], as `Critics`; learned in place
-        space: spaces.Box,  # of one action, with finite bounds
-        gamma: float = 0.99,  # discount per step; ignored if rows have a `discount` column
-        lr: float = 3e-4,  # of actor and critics; a number, or a function of the updates so far
-        tau: float = 0.005,  # how far the slow copies go towards their models
-        smoothing: float = 0.2,  # standard deviation of the noise in targets, for bounds -1 and 1
-        most: float = 0.5,  # that noise at most
-        actor_every: int = 2,  # critic updates per update of the actor and of the slow copies
-        max_norm: float = math.inf,  # gradients are scaled down to this norm
-        optimizer=None,  # parameters → optimizer, instead of Adam
-        seed: int = None,  # of the noise in targets; None: others each time
-    ):
-        self.bounds = BoxBounds(space, 'TD3Learner')
-        super().__init__(
-            source,
-            actor=actor,
-            critics=critics,
-            space=space,
-            gamma=gamma,
-            lr=lr,
-            tau=tau,
-            smoothing=number('TD3Learner', 'smoothing', smoothing),
-            most=number('TD3Learner', 'most', most),
-            actor_every=actor_every,
-            max_norm=max_norm,
-            optimizer=optimizer,
-            seed=seed,
-        )
+    source: object  # a pipe of batches
+    actor: nn.Module  # states → [B, size], as `actor_net`; learned in place
+    critics: nn.Module  # states, actions from -1 to 1 → [n, B], as `Critics`; learned in place
+    space: spaces.Box  # of one action, with finite bounds
+    gamma: float = 0.99  # discount per step; ignored if rows have a `discount` column
+    lr: float = 3e-4  # of actor and critics; a number, or a function of the updates so far
+    tau: float = 0.005  # how far the slow copies go towards their models
+    smoothing: float = 0.2  # standard deviation of the noise in targets, for bounds -1 and 1
+    most: float = 0.5  # that noise at most
+    actor_every: int = 2  # critic updates per update of the actor and of the slow copies
+    max_norm: float = math.inf  # gradients are scaled down to this norm
+    optimizer: object = None  # parameters → optimizer, instead of Adam
+    seed: int = None  # of the noise in targets; None: others each time
 
-    def learn(
-        self,
-        batch: Steps,  # [B]
-    ) -> dict:  # floats by name
-        "One update: losses and norms of the gradients, mean error, mean value"
-        check_batch('TD3Learner', batch)
-        there = batch.to(self.device)
+    def __post_init__(self):
+        self.bounds = BoxBounds(self.space, 'TD3Learner')
+        super().__post_init__()
+
+    def losses(self, batch):
         kind = next(self.actor.parameters()).dtype
         shape = len(batch), self.bounds.size
         noise = torch.randn(shape, generator=self.generator, dtype=kind).to(self.device)
         noise = (noise * self.smoothing).clamp(-self.most, self.most)
         slow = self.targets['target_actor']
-        with self.arithmetic():
-            q, goal = map(
-                full,
-                td3_errors(self.critics, self.target, slow, there, self.gamma, noise, self.bounds),
-            )
-            losses = dict(critics=critic_loss(q, goal, there))
-            if (self.updates + 1) % self.actor_every == 0:
-                losses['actor'] = td3_actor_loss(self.actor, self.critics, there)
+        errors = td3_errors(self.critics, self.target, slow, batch, self.gamma, noise, self.bounds)
+        q, goal = map(full, errors)
+        losses = dict(critics=critic_loss(q, goal, batch))
+        if (self.updates + 1) % self.actor_every == 0:
+            losses['actor'] = td3_actor_loss(self.actor, self.critics, batch)
         td = (goal - q.detach()).abs().mean(0)
-        record = self.step(losses, td=td.mean(), q=q.detach().mean())
-        self.feedback(batch, td)
-        return record
+        return losses, td, dict(td=td.mean(), q=q.detach().mean())
 
 # %% ../../nbs/learning/td3.ipynb #ac73cca6
 @builds('td3')

@@ -26,7 +26,7 @@ def recording(
         yield source
         return
     path = Path(path)
-    if path.suffix.lower() != '.mp4' or path.is_dir() or not path.parent.is_dir():
+    if path.suffix.lower() != '.mp4' or not path.parent.is_dir():
         raise ArgumentError(
             who, 'record', str(path), 'a file that ends with .mp4, in a directory that exists'
         )

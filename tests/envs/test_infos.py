@@ -315,8 +315,4 @@ def test_a_policy_is_evaluated_with_the_mask_it_was_trained_with(several):
 def test_a_missing_entry_is_named_with_those_that_are_there():
     says = r"entry 'actions_mask' is not in info; got info with \['a'\]. Remedy: a default"
     with pytest.raises(EnvError, match=says):
-        columns(Says({}, first=dict(a=1)), info='actions_mask', policy=first_allowed_of_two)
-
-
-def first_allowed_of_two(state, info):
-    return info['actions_mask'].int().argmax(1)
+        columns(Says(dict(a=1)), info='actions_mask')
