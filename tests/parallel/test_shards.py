@@ -132,20 +132,6 @@ def test_wrong_feedback_that_only_a_shard_knows_ends_the_run():
     assert pipe.restarted == 0
 
 
-def test_a_sample_before_any_batch_was_received_says_so():
-    "As other replays do; a loop, or a prefetch, gets what workers have drawn"
-    with sharded(looks=False) as pipe:
-        with pytest.raises(
-            NotEnoughRows, match='Parallel: sample: .*got none; expected one. Remedy: iterate'
-        ):
-            pipe.sample()
-        due = pipe.due_batches()
-        next(due)
-        assert len(pipe.sample()) == 4
-        with pytest.raises(NotEnoughRows):
-            pipe.sample()
-
-
 @pytest.mark.slow
 def test_learners_and_prefetch_follow():
     "A DQN after two shards with prefetch: the same losses each time, also from a checkpoint"
