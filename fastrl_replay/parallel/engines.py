@@ -302,22 +302,19 @@ class Served:
         for item in islice(self.items, self.chunk):
             chunk['items'].append(item)
             for batch in batches_in(item):
-                self._add_facts(batch, chunk['facts'])
+                if replay_of(batch) not in (None, self.replay):
+                    raise ArgumentError(
+                        'Parallel',
+                        'batches of two replays in one chain',
+                        'keys that could mean either',
+                        'one replay',
+                        'a .parallel for each',
+                    )
+                if isinstance(self.replay, (Replay, Mixture)):
+                    chunk['facts'].append(facts_of(self.replay, batch))
         if len(chunk['items']) < self.chunk:
             self.items = None
         chunk['news'] = [journal.news() for journal in self.chain.journals]
-
-    def _add_facts(self, batch, facts):
-        if replay_of(batch) not in (None, self.replay):
-            raise ArgumentError(
-                'Parallel',
-                'batches of two replays in one chain',
-                'keys that could mean either',
-                'one replay',
-                'a .parallel for each',
-            )
-        if isinstance(self.replay, (Replay, Mixture)):
-            facts.append(facts_of(self.replay, batch))
 
 # %% ../../nbs/parallel/engines.ipynb #1696b72d
 class WorkerError(Explained, RuntimeError):

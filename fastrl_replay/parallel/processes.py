@@ -30,13 +30,13 @@ def _work(ours, conn, lines, ends, info, seed, *args):
     torch.set_num_threads(1)
     seed_generators(seed, info)
     served = Served(info, *args)
-    # until the other side is gone
-    with as_worker(info), suppress(EOFError, OSError):
-        while (request := conn.recv()) is not None:
-            what, feedback, i, args = request
-            # conn.send would open a file for each tensor
-            conn.send_bytes(served.answer(what, feedback, lines[i], args))
     with as_worker(info):
+        # until the other side is gone
+        with suppress(EOFError, OSError):
+            while (request := conn.recv()) is not None:
+                what, feedback, i, args = request
+                # conn.send would open a file for each tensor
+                conn.send_bytes(served.answer(what, feedback, lines[i], args))
         served.close()
 
 # %% ../../nbs/parallel/processes.ipynb #0b6ee429

@@ -10,7 +10,7 @@ import inspect, os, signal, threading, time
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from numbers import Number
-import numpy as np, torch
+import torch
 from torch import distributed as dist
 from .engines import batches_in
 from .shards import scale_of
@@ -157,7 +157,11 @@ class Ranks:
         stages = [*_stages_of(pipe)]
         replay = _checked_replay(pipe, stages)
         learner = None if isinstance(pipe, RankWeights) else pipe
-        tensors = {} if learner is None else _tensors_of(learner)
+        tensors = {}
+        if learner is not None:
+            nets = {name: getattr(learner, name) for name in learner.learned} | learner.targets
+            for name, net in nets.items():
+                tensors |= {f'{name}.{k}': t for k, t in net.state_dict().items()}
         self._compare(
             dict(
                 _settings(stages),
@@ -169,9 +173,8 @@ class Ranks:
         if learner is not None:
             learner.ranks = self
             self.spread(tensors.values())
-            if self.rank and learner.generator is not None and learner.seed is not None:
-                seed = np.random.SeedSequence([learner.seed, self.rank]).generate_state(1)
-                learner.generator.manual_seed(int(seed[0]))
+            if learner.generator is not None and learner.seed is not None:
+                learner.generator.manual_seed(learner.seed + self.rank)
         return pipe
 
     def _compare(self, mine):
@@ -224,7 +227,6 @@ class Rounds(Collected):
         self.ranks = ranks
         self.rows = rows
         self.run = run
-        self._given = dict(run=None)  # for the repr
         self.stopping = False  # does any rank want to stop?
 
     def __iter__(self):
@@ -232,26 +234,23 @@ class Rounds(Collected):
         while not self.over:
             steps = next(blocks, None)
             before = self.steps
-            if not self._exchange(steps):
-                return
+            journals = self.source.journals
+            if journals:
+                news = journals[0].news()
+            else:
+                news = dict(steps=0 if steps is None else len(steps), returns=[], successes=[])
+            asked = self.run is not None and self.run.stop
+            told = self.ranks.gather([steps is not None, asked, news])
+            for _, _, new in told:
+                self._collect(**new)
+            self.stopping = any(ask for _, ask, _ in told)
+            if not all(there for there, _, _ in told):
+                return  # one of them has no more blocks
             if self.run is not None:
                 self.run.came(self.steps - before)
             yield steps
             if self.run is not None and not self.over:
                 self.run.between()
-
-    def _exchange(self, steps) -> bool:  # False: one of them has no more blocks
-        journals = self.source.journals
-        if journals:
-            news = journals[0].news()
-        else:
-            news = dict(steps=0 if steps is None else len(steps), returns=[], successes=[])
-        asked = self.run is not None and self.run.stop
-        told = self.ranks.gather([steps is not None, asked, news])
-        for _, _, new in told:
-            self._collect(**new)
-        self.stopping = any(ask for _, ask, _ in told)
-        return all(there for there, _, _ in told)
 
     def snapshot(self):
         return dict(ranks=self.ranks.size, journal=super().snapshot())
@@ -336,12 +335,6 @@ def _settings(stages) -> dict:  # stage.setting → text
             if plain and name not in ('seed', 'source', 'device'):
                 found[f'{type(s).__name__}.{name}'] = repr(value)
     return found
-
-
-def _tensors_of(learner) -> dict:  # network.name → tensor
-    "Return what the networks of a learner consist of"
-    nets = {name: getattr(learner, name) for name in learner.learned} | learner.targets
-    return {f'{name}.{k}': t for name, net in nets.items() for k, t in net.state_dict().items()}
 
 
 def _tell(pipe, stages, info):

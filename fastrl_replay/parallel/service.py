@@ -297,22 +297,19 @@ class Service(OwnSteps):
     ) -> Steps:
         "Draw a batch from the next shard whose rows so far allow one"
         n = self.bs if n is None else whole('Service', 'batch size', n, 1)
+        end = monotonic() + self.limit
+        batch = None
         with self.lock:
-            batch = pickle.loads(self._draw(n))
+            while batch is None:
+                self._turn = (self._turn + 1) % self.shards
+                try:
+                    # a shard may have no rows
+                    batch = pickle.loads(self._call(self._turn, 'sample', 0.01, n))
+                except NotEnoughRows:
+                    if monotonic() >= end:
+                        raise
         set_replay(batch, self)
         return batch
-
-    def _draw(self, n):
-        "Return the pickle of a batch, from the next shard whose batch is due"
-        end = monotonic() + self.limit
-        while True:
-            self._turn = (self._turn + 1) % self.shards
-            try:
-                # a shard may have no rows
-                return self._call(self._turn, 'sample', 0.01, n)
-            except NotEnoughRows:
-                if monotonic() >= end:
-                    raise
 
     def update_priorities(
         self,

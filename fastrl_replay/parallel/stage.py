@@ -284,7 +284,13 @@ class Parallel(Pipe):
             if not again:
                 w.chunk['error'] = error
             w.over = error is None and len(w.chunk['items']) < self.chunk
-            self._name_batches(w)
+            # their keys among all shards
+            for batch in batches_in(w.chunk['items']):
+                rows = each_of(batch).rows
+                index = rows['index']
+                w.newest = max(w.newest, int(index.max(initial=-1)))
+                key = index + self._first_keys[w.info.rank]
+                rows['index'] = key * self.num_workers + w.info.rank
             if w.facts is None and w.chunk['facts']:
                 w.facts = w.chunk['facts'][-1]
             if again:
@@ -332,15 +338,6 @@ class Parallel(Pipe):
                 )
             with interrupts_wait():
                 self._restart(w, error)
-
-    def _name_batches(self, w):
-        "Give the rows of a worker's chunk their keys among all shards"
-        rank = w.info.rank
-        for batch in batches_in(w.chunk['items']):
-            rows = each_of(batch).rows
-            index = rows['index']
-            w.newest = max(w.newest, int(index.max(initial=-1)))
-            rows['index'] = (index + self._first_keys[rank]) * self.num_workers + rank
 
     def update_priorities(
         self,

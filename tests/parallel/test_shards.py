@@ -561,7 +561,7 @@ def test_a_slow_worker_does_not_hold_up_the_others(tmp_path):
     assert 0 <= given[0] <= 4 < min(given[1:])
     assert 60 < stats['lag_max'] < stats['lag_bound'] == math.inf
     assert [w['items'] for w in stats['workers']] == [len(s) for s in seen.values()]
-    whole = [(e, n) for e in range(1, 99) for n in ((1, 2, 3) if e % 2 else (1, 2))]
+    whole = [(e, n) for e in range(1, 9999) for n in ((1, 2, 3) if e % 2 else (1, 2))]
     assert all(s == whole[: len(s)] for s in seen.values())
 
 
