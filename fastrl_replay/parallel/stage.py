@@ -353,19 +353,20 @@ class Parallel(Pipe):
         if not self._workers:
             self.stale += len(keys)  # they were closed
             return
-        rank = keys % self.num_workers
-        own = keys // self.num_workers - self._first_keys[rank]
-        newest = np.array([w.newest for w in self._workers])
-        never = keys[own > newest[rank]]
-        if len(never):
-            raise StaleKey('Parallel', f'key {never[0]} was never given out')
-        for r, mine in by_shard(keys, self.num_workers):
+        told = []
+        for rank, mine in by_shard(keys, self.num_workers):
+            own = keys[mine] // self.num_workers - self._first_keys[rank]
+            w = self._workers[rank]
+            if own.max() > w.newest:
+                key = keys[mine][own.argmax()]
+                raise StaleKey('Parallel', f'key {key} was never given out')
+            told.append((w, own, td[mine]))
+        for w, own, errors in told:
             # keys that it had in an earlier life are stale
-            there = mine & (own >= 0)
-            w = self._workers[r]
-            w.stale += int(mine.sum() - there.sum())
+            there = own >= 0
+            w.stale += int((~there).sum())
             if there.any():
-                w.told.append((own[there], td[there]))
+                w.told.append((own[there], errors[there]))
 
     def _weigh(self, w, chunk):
         "Bring the weights of the batches of this chunk to a scale that is that of all shards"
