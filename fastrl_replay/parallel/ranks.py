@@ -227,6 +227,7 @@ class Rounds(Collected):
         self.ranks = ranks
         self.rows = rows
         self.run = run
+        self._given = dict(run=None)  # for the repr
         self.stopping = False  # does any rank want to stop?
 
     def __iter__(self):
