@@ -8,13 +8,13 @@ __all__ = ['Prefetch']
 # %% ../../nbs/parallel/prefetch.ipynb #cec18f6c
 import os
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from weakref import WeakSet
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 import torch
-from ..steps.core import pack, set_replay
-from ..steps.errors import ArgumentTypeError, StateError, whole
+from .engines import batches_in, pack_items, unpack_items
+from ..steps.core import set_replay
+from ..steps.errors import ArgumentTypeError, whole
 from ..pipe import Holding, stage
-from ..steps.states import block, checked, flag, listed
+from ..steps.states import anything, checked, flag, listed
 
 # %% ../../nbs/parallel/prefetch.ipynb #547ce90c
 @stage('prefetch')
@@ -44,7 +44,7 @@ class Prefetch(Holding):
         self._fresh()
 
     def __iter__(self):
-        self._wait()
+        wait(self._drawn)
         due = self.source.due_batches()
         self._at_end = self._starts_at_end()  # True: only what was drawn is left
         while self._begin(due):
@@ -68,26 +68,25 @@ class Prefetch(Holding):
     def _begin(self, due) -> bool:  # is there a batch?
         "Begin as many draws as may be ahead and are due"
         while not self._at_end and len(self._drawn) <= self.ahead:
-            if next(due, self) is self:
+            item = next(due, self)
+            if item is self:
                 self._at_end = True
                 break
             lock = self.source.order_draws()
             if lock.last not in self._drawn:
                 lock.wait()  # for what another thread was told
-            if self._thread is None:
-                _live.add(self)
+            # a fork has no thread
+            if self._thread is None or self._owner != os.getpid():
+                self._owner = os.getpid()
                 self._thread = ThreadPoolExecutor(1, 'prefetch')
-            lock.last = self._thread.submit(self._make, lock)
+            lock.last = self._thread.submit(self._make, lock, item)
             self._drawn.append(lock.last)
         return bool(self._drawn)
 
-    def _wait(self):
-        for draw in self._drawn:
-            draw.exception()
-
-    def _make(self, lock):  # in the thread
-        with lock.lock:  # who holds it doesn't wait for draws
-            item = self.source.sample()
+    def _make(self, lock, item):  # in the thread
+        if item is None:
+            with lock.lock:  # who holds it doesn't wait for draws
+                item = self.source.sample()
         if (self.device or '').startswith('cuda'):
             item = _of_batch(item, lambda b: b.pin_memory())
         return item
@@ -99,54 +98,31 @@ class Prefetch(Holding):
 
     def snapshot(self) -> dict:  # plain data and tensors
         "The batches that were drawn and not yielded"
-
-        def plain(item):
-            pair = isinstance(item, tuple)
-            return dict(batch=pack(item[0] if pair else item), pair=pair)
-
-        return dict(
-            drawn=[plain(d.result()) for d in self._drawn if d.exception() is None],
-            over=self._at_end,
-        )
+        drawn = [d.result() for d in self._drawn if d.exception() is None]
+        return dict(drawn=pack_items(drawn), over=self._at_end)
 
     def check_state(self, state):
         "The same with blocks"
-        drawn = listed(dict(batch=block, pair=flag))
-        state = checked('Prefetch', dict(drawn=drawn, over=flag), state)
-        for d in state['drawn']:
-            index = d['batch'].index  # to tell the replay how it went
-            if index.dtype != torch.int64 or index.shape != (len(d['batch']),):
-                raise StateError('Prefetch', "a saved batch, column 'index'", index.dtype, 'keys')
-        return state
+        state = checked('Prefetch', dict(drawn=listed(anything), over=flag), state)
+        # each with its batch, whose keys it must have
+        drawn = [(item, next(batches_in(item))) for item in unpack_items(state['drawn'])]
+        return dict(state, drawn=drawn)
 
     def restore(self, state):
         "Continue where `state` was saved"
-        self._wait()
+        wait(self._drawn)
         self._drawn.clear()
         now = getattr(self.source, 'keys_now', lambda keys: keys)
-        for d in state['drawn']:
-            batch = d['batch']
+        for item, batch in state['drawn']:
             index = batch['index'].numpy()
             index[...] = now(index)
             set_replay(batch, self.source)
             draw = Future()
-            draw.set_result((batch, index) if d['pair'] else batch)
+            draw.set_result((batch, index) if isinstance(item, tuple) else batch)
             self._drawn.append(draw)
         self._stand(state['over'])
-
-# %% ../../nbs/parallel/prefetch.ipynb #7d28911b
-_live = WeakSet()  # the stages that have a thread
 
 # %% ../../nbs/parallel/prefetch.ipynb #c7187511
 def _of_batch(item, f):
     "`f` of the batch, which with `return_idxs` is the first of two"
     return (f(item[0]), *item[1:]) if isinstance(item, tuple) else f(item)
-
-# %% ../../nbs/parallel/prefetch.ipynb #7dd19848
-def _in_child():
-    for s in list(_live):  # its thread stayed in the parent
-        s._thread = None
-
-
-if hasattr(os, 'register_at_fork'):
-    os.register_at_fork(after_in_child=_in_child)

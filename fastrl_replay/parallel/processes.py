@@ -17,16 +17,6 @@ from .engines import Served, Weights, format_error, seed_generators, write
 from ..pipe import as_worker
 
 # %% ../../nbs/parallel/processes.ipynb #74191acf
-def _answer_all(conn, lines, served):
-    "Answer requests until the other side is gone"
-    with suppress(EOFError, OSError):
-        while (request := conn.recv()) is not None:
-            what, feedback, i, args = request
-            # conn.send would open a file for each tensor
-            conn.send_bytes(served.answer(what, feedback, lines[i], args))
-    served.close()
-
-
 def _work(ours, conn, lines, ends, info, seed, *args):
     "What a worker process does"
     ours.close()  # so that the end of the main process is noticed
@@ -39,8 +29,15 @@ def _work(ours, conn, lines, ends, info, seed, *args):
     faulthandler.enable(2)  # a crash in C leaves a traceback on stderr, too
     torch.set_num_threads(1)
     seed_generators(seed, info)
+    served = Served(info, *args)
     with as_worker(info):
-        _answer_all(conn, lines, Served(info, *args))
+        # until the other side is gone
+        with suppress(EOFError, OSError):
+            while (request := conn.recv()) is not None:
+                what, feedback, i, args = request
+                # conn.send would open a file for each tensor
+                conn.send_bytes(served.answer(what, feedback, lines[i], args))
+        served.close()
 
 # %% ../../nbs/parallel/processes.ipynb #0b6ee429
 class _Reply:
@@ -135,6 +132,8 @@ class _Process:
 class Processes:
     "Workers are processes of this machine"
 
+    weights = Weights
+
     def __init__(
         self,
         method: str = None,  # start of processes: 'fork', 'spawn', 'forkserver'; None: the default
@@ -142,9 +141,6 @@ class Processes:
     ):
         self.patience = number('Processes', 'patience', patience)
         self.method = choice('Parallel', 'method', method, (None, *mp.get_all_start_methods()))
-
-    def weights(self, tensors):
-        return Weights(tensors)
 
     def start(self, info, *args):
         # its threads can't be forked
@@ -156,12 +152,10 @@ class Processes:
         news = SimpleQueue()
         for reply in replies:
             reply.link.news = news
-        done = [reply for reply in replies if reply.done()]
-        if not done and seconds:
+        if seconds and not any(reply.done() for reply in replies):
             with suppress(Empty):
                 news.get(timeout=seconds)
-            done = [reply for reply in replies if reply.done()]
-        return done
+        return [reply for reply in replies if reply.done()]
 
     def end(self, links):
         "End worker processes: their chains are closed if that takes no longer than five seconds"

@@ -10,7 +10,7 @@ import inspect, os, signal, threading, time
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from numbers import Number
-import numpy as np, torch
+import torch
 from torch import distributed as dist
 from .engines import batches_in
 from .shards import scale_of
@@ -19,7 +19,7 @@ from ..replay.replay import Replay
 from ..stages.journal import Collected, Gather
 from ..steps.batches import each_of
 from ..steps.errors import ArgumentError, Explained, number
-from ..steps.states import checked, exactly
+from ..steps.states import anything, checked, exactly
 
 # %% ../../nbs/parallel/ranks.ipynb #16a24fdf
 class RankError(Explained, RuntimeError):
@@ -30,7 +30,7 @@ class Ranks:
     "The learners that torchrun has started, of which this process is one; alone without torchrun"
 
     rank = local = 0  # the number of this process among all, and on its machine
-    _group = None  # of messages in main memory; None: there are no others
+    _own = None  # did this object begin the process group? None: there are no others
 
     def __init__(
         self,
@@ -56,23 +56,18 @@ class Ranks:
             here = int(os.environ.get('LOCAL_WORLD_SIZE', 1))
             nccl = dist.is_nccl_available() and torch.cuda.device_count() >= here
             backend = 'cpu:gloo,cuda:nccl' if nccl else 'gloo'
-            dist.init_process_group(backend, timeout=self.timeout, **self._meeting_place())
+            # keys from before a restart are not read
+            store, rank, size = next(dist.rendezvous('env://', timeout=self.timeout))
+            store = dist.PrefixStore(os.environ.get('TORCHELASTIC_RESTART_COUNT', ''), store)
+            dist.init_process_group(
+                backend, timeout=self.timeout, store=store, rank=rank, world_size=size
+            )
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.local = int(os.environ.get('LOCAL_RANK', self.rank))
-        self._group = dist.new_group(backend='gloo', timeout=self.timeout)
         self._store = dist.distributed_c10d._get_default_store()
         self._held.enter_context(as_worker(WorkerInfo(self.rank, self.size)))
         if 'TORCHELASTIC_RUN_ID' in os.environ:
             threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
-
-    def _meeting_place(self) -> dict:  # nothing: torch finds it
-        "Return arguments with torchrun's store, where keys from before a restart are not read"
-        env = os.environ
-        if env.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
-            return {}
-        store = dist.TCPStore(env['MASTER_ADDR'], int(env['MASTER_PORT']), timeout=self.timeout)
-        store = dist.PrefixStore(f'restart {env["TORCHELASTIC_RESTART_COUNT"]}', store)
-        return dict(store=store, rank=int(env['RANK']), world_size=int(env['WORLD_SIZE']))
 
     def _call(self, call, *args, **kwargs):
         try:
@@ -97,10 +92,10 @@ class Ranks:
 
     def gather(self, x) -> list:  # by rank
         "What each rank said; `x` is plain data"
-        if self._group is None:
+        if self._own is None:
             return [x]
         found = [None] * self.size
-        self._call(dist.all_gather_object, found, x, self._group)
+        self._call(dist.all_gather_object, found, x)
         return found
 
     def average(
@@ -109,10 +104,10 @@ class Ranks:
     ):
         "Replace tensors by their means over all ranks, in place: one message for all of them"
         tensors = list(tensors)
-        if self._group is None or not tensors:
+        if self._own is None or not tensors:
             return
         flat = torch.cat([t.detach().reshape(-1) for t in tensors])
-        self._call(dist.all_reduce, flat, group=self._group_of(flat))
+        self._call(dist.all_reduce, flat)
         parts = (flat / self.size).split([t.numel() for t in tensors])
         with torch.no_grad():
             for t, part in zip(tensors, parts):
@@ -123,19 +118,16 @@ class Ranks:
         tensors,  # on one device
     ):
         "Replace tensors by those of rank 0, in place"
-        if self._group is None:
+        if self._own is None:
             return
         for t in tensors:
-            self._call(dist.broadcast, t.detach(), 0, group=self._group_of(t))
-
-    def _group_of(self, tensor):
-        return None if tensor.is_cuda else self._group
+            self._call(dist.broadcast, t.detach(), 0)
 
     def close(self):
         "Leave the others"
-        if self._group is not None and dist.is_initialized():
-            dist.destroy_process_group(None if self._own else self._group)
-        self._group = None
+        if self._own and dist.is_initialized():
+            dist.destroy_process_group()
+        self._own = None
         self._held.close()
 
     def all(self, x) -> bool:
@@ -165,7 +157,11 @@ class Ranks:
         stages = [*_stages_of(pipe)]
         replay = _checked_replay(pipe, stages)
         learner = None if isinstance(pipe, RankWeights) else pipe
-        tensors = {} if learner is None else _tensors_of(learner)
+        tensors = {}
+        if learner is not None:
+            nets = {name: getattr(learner, name) for name in learner.learned} | learner.targets
+            for name, net in nets.items():
+                tensors |= {f'{name}.{k}': t for k, t in net.state_dict().items()}
         self._compare(
             dict(
                 _settings(stages),
@@ -174,13 +170,11 @@ class Ranks:
         )
         _tell(pipe, stages, WorkerInfo(self.rank, self.size))
         replay.ranks = self
-        stages[stages.index(replay) - 1].synced = True
         if learner is not None:
             learner.ranks = self
             self.spread(tensors.values())
-            if self.rank and learner.generator is not None and learner.seed is not None:
-                seed = np.random.SeedSequence([learner.seed, self.rank]).generate_state(1)
-                learner.generator.manual_seed(int(seed[0]))
+            if learner.generator is not None and learner.seed is not None:
+                learner.generator.manual_seed(learner.seed + self.rank)
         return pipe
 
     def _compare(self, mine):
@@ -241,33 +235,30 @@ class Rounds(Collected):
         while not self.over:
             steps = next(blocks, None)
             before = self.steps
-            if not self._exchange(steps):
-                return
+            journals = self.source.journals
+            if journals:
+                news = journals[0].news()
+            else:
+                news = dict(steps=0 if steps is None else len(steps), returns=[], successes=[])
+            asked = self.run is not None and self.run.stop
+            told = self.ranks.gather([steps is not None, asked, news])
+            for _, _, new in told:
+                self._collect(**new)
+            self.stopping = any(ask for _, ask, _ in told)
+            if not all(there for there, _, _ in told):
+                return  # one of them has no more blocks
             if self.run is not None:
                 self.run.came(self.steps - before)
             yield steps
             if self.run is not None and not self.over:
                 self.run.between()
 
-    def _exchange(self, steps) -> bool:  # False: one of them has no more blocks
-        journals = self.source.journals
-        if journals:
-            news = journals[0].news()
-        else:
-            news = dict(steps=0 if steps is None else len(steps), returns=[], successes=[])
-        asked = self.run is not None and self.run.stop
-        told = self.ranks.gather([steps is not None, asked, news])
-        for _, _, new in told:
-            self._collect(**new)
-        self.stopping = any(ask for _, ask, _ in told)
-        return all(there for there, _, _ in told)
-
     def snapshot(self):
-        return dict(Collected.snapshot(self), ranks=self.ranks.size)
+        return dict(ranks=self.ranks.size, journal=super().snapshot())
 
     def check_state(self, state):
-        state = checked('Rounds', dict(ranks=exactly(self.ranks.size)), state, more=True)
-        return Collected.check_state(self, {k: v for k, v in state.items() if k != 'ranks'})
+        form = dict(ranks=exactly(self.ranks.size), journal=anything)
+        return super().check_state(checked('Rounds', form, state)['journal'])
 
 # %% ../../nbs/parallel/ranks.ipynb #1a2acffa
 @stage('rank_weights')
@@ -283,10 +274,9 @@ class RankWeights(Pipe):
     ):
         super().__init__(source)
         self.ranks = ranks
-        self.synced = False
 
     def __iter__(self):
-        if not self.synced:
+        if self.source.ranks is None:
             raise ArgumentError(
                 'RankWeights',
                 'a chain that was not compared with those of the other ranks',
@@ -348,19 +338,12 @@ def _settings(stages) -> dict:  # stage.setting → text
     return found
 
 
-def _tensors_of(learner) -> dict:  # network.name → tensor
-    "Return what the networks of a learner consist of"
-    nets = {name: getattr(learner, name) for name in learner.learned} | learner.targets
-    return {f'{name}.{k}': t for name, net in nets.items() for k, t in net.state_dict().items()}
-
-
 def _tell(pipe, stages, info):
     "Let a chain know which rank it is of; a policy stays on its device"
     policies = [s.policy for s in stages if hasattr(getattr(s, 'policy', None), 'in_worker')]
     devices = [getattr(policy, 'device', None) for policy in policies]
     pipe.in_worker(info)
     for policy, device in zip(policies, devices):
-        # the stepper was made as that worker's
-        if getattr(policy, 'worker', None) != info:
-            policy.in_worker(info)
+        # a stepper that was made as that worker's does not tell it
+        policy.in_worker(info)
         policy.device = device

@@ -24,14 +24,7 @@ def _ray():
 class _Stored(Weights):
     "Weights whose newest version is in the store of the cluster"
 
-    ref = None
-
-    def __init__(self, tensors, actors):
-        super().__init__(tensors)
-        self.actors = actors  # makes actors
-
-    def __getstate__(self):
-        return dict(vars(self), newest=None, ref=None, actors=None)
+    newest = ref = None
 
     def store(self, tensors):
         "Return what finds these numbers in the store"
@@ -92,6 +85,8 @@ class _Remote:
 class RayEngine:
     "Workers are actors of a Ray cluster"
 
+    weights = _Stored  # they go to the object store, from which workers take them
+
     def __init__(
         self,
         num_cpus: float = 1,  # that a worker needs; nested workers run within these
@@ -128,14 +123,9 @@ class RayEngine:
             )
         return ray
 
-    def weights(self, tensors):
-        "Return weights that go to the object store, from which workers take them"
-        how = dict(max_restarts=0, max_task_retries=0, **self.needs)
-        return _Stored(tensors, self.cluster.remote(**how)(_Actor))
-
     def start(self, info, seed, data, weights, chunk):
         "Start an actor with a chain"
-        actor = weights.actors.remote(info, seed, data, weights, chunk)
+        actor = self.cluster.remote(**self.needs)(_Actor).remote(info, seed, data, weights, chunk)
         return _Remote(actor, weights, self.patience)
 
     def wait(self, replies, seconds: float = 1) -> list:

@@ -13,8 +13,8 @@ import cloudpickle, numpy as np
 from fastcore.basics import patch
 from .ray_engine import RayEngine
 from .shards import by_shard
-from ..pipe import Pipe, WorkerInfo
-from ..replay.own_steps import StepRows, step_values
+from ..pipe import WorkerInfo
+from ..replay.own_steps import OwnSteps
 from ..replay.replay import Replay, as_fraction
 from ..replay.views import as_feedback
 from ..steps.batches import each_of
@@ -121,9 +121,8 @@ class Shard:
         self.collectors += 1
         return self.collectors - 1
 
-    async def add(self, limit, program, data) -> np.ndarray:
+    async def add(self, limit, program, steps) -> np.ndarray:
         "Add a block as soon as it may be added, and return its keys"
-        steps = pickle.loads(data)
         n = len(steps)
         await self.wait_until(
             lambda: self.may_add(n), limit, NotEnoughDraws, f'a block of {n} has to wait'
@@ -163,11 +162,6 @@ class Shard:
         if current.any():
             self.replay.update_priorities(keys[current], td[current])
 
-    async def stats(self) -> dict:
-        "Return counts"
-        replay = self.replay
-        return dict(replay.stats(), rows=len(replay.memory), drawable=len(replay))
-
     async def look(self, f, *args):
         "Return what a function returns for the replay"
         return f(self.replay, *args)
@@ -203,13 +197,17 @@ def _shard(ray, name, rank):
         ) from None
 
 
-class Service(Pipe):
+def _counts(replay):
+    return dict(replay.stats(), rows=len(replay.memory), drawable=len(replay))
+
+
+class Service(OwnSteps):
     "A memory in a cluster, which other programs use, too"
 
     draws_batches = True
     has_source = False
     takes_any_item = True
-    _buffers = '_actors', '_steps', 'lock'
+    _buffers = 'rows', '_refuse_nan', '_waiting', '_memory', '_actors', 'lock'
 
     def __init__(
         self,
@@ -221,7 +219,6 @@ class Service(Pipe):
         self.name = name
         self.limit = number('connect', 'limit', limit)
         self.address = address
-        self._fresh()
         self.open()
 
     def __iter__(self):
@@ -237,11 +234,11 @@ class Service(Pipe):
             yield
 
     def _fresh(self):
+        super()._fresh()
         self._actors = []
         self._first_keys = {}  # of each shard, to notice a restart
         self._program = os.urandom(8)
         self._rank = None  # the shard that this program adds to
-        self._steps = StepRows('Service')
         self._turn = 0  # of the shards, to draw from
         self.lock = DrawOrderLock()
 
@@ -286,33 +283,13 @@ class Service(Pipe):
         "Add rows once draws have used enough earlier ones; add all of a block or nothing"
         if self._rank is None:
             self._rank = self._call(0, 'join') % self.shards
-        data = pickle.dumps(steps.to('cpu'))
-        return self._call(self._rank, 'add', self.limit, self._program, data)
+        return self._call(self._rank, 'add', self.limit, self._program, steps)
 
-    def add_step(
-        self,
-        obs,  # of one environment, or of each of several
-        action,  # what was done
-        reward,  # a number, or one for each environment
-        next_obs,  # the observation that followed
-        terminated,  # has the episode ended?
-        truncated=False,  # was it broken off?
-        *,
-        env_id=0,  # whose step it is, or that of the first of these, or of each
-        final_obs=None,  # the last states of environments that have been reset already
-        autoreset_mode=None,  # 'next_step' or 'same_step' if a vector resets its environments
-        **columns,  # what else is known of the step
-    ) -> np.ndarray:  # the keys of new rows
-        "Add a step of an environment, or one of each environment of a vector"
-        try:
-            values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
-            rows = self._steps.make(values, env_id, final_obs, autoreset_mode)
-            keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
-            self._steps.done()
-            return keys
-        except BaseException:
-            self._steps.refused(reward, terminated, truncated, env_id)
-            raise
+    def give(self, steps) -> np.ndarray:  # the keys of new rows
+        "Add the rows of a step, which count once they were added"
+        keys = self.add(steps) if len(steps) else np.zeros(0, np.int64)
+        self.rows.done()
+        return keys
 
     def sample(
         self,
@@ -320,23 +297,19 @@ class Service(Pipe):
     ) -> Steps:
         "Draw a batch from the next shard whose rows so far allow one"
         n = self.bs if n is None else whole('Service', 'batch size', n, 1)
+        end = monotonic() + self.limit
+        batch = None
         with self.lock:
-            batch = pickle.loads(self._draw(n))
+            while batch is None:
+                self._turn = (self._turn + 1) % self.shards
+                try:
+                    # a shard may have no rows
+                    batch = pickle.loads(self._call(self._turn, 'sample', 0.01, n))
+                except NotEnoughRows:
+                    if monotonic() >= end:
+                        raise
         set_replay(batch, self)
         return batch
-
-    def _draw(self, n):
-        "Return the pickle of a batch, from the next shard whose batch is due"
-        end = monotonic() + self.limit
-        # a shard may have no rows
-        limit = self.limit if self.shards == 1 else 0.01
-        while True:
-            self._turn = (self._turn + 1) % self.shards
-            try:
-                return self._call(self._turn, 'sample', limit, n)
-            except NotEnoughRows:
-                if monotonic() >= end:
-                    raise
 
     def update_priorities(
         self,
@@ -351,7 +324,7 @@ class Service(Pipe):
 
     def stats(self) -> dict:  # numbers by name, and under `shards` the statistics of each replay
         "Return counts of rows and batches, over all programs"
-        shards = [self._call(rank, 'stats') for rank in range(self.shards)]
+        shards = self.ask_shards(_counts)
         names = 'rows', 'drawable', 'inserted', 'batches', 'stale'
         return dict({k: sum(s[k] for s in shards) for k in names}, shards=shards)
 
@@ -433,8 +406,7 @@ def stop(
     for actor_name in names:
         with suppress(ValueError):
             actor = ray.get_actor(actor_name, namespace=_NAMESPACE)
-            with suppress(Exception):
-                ray.get(actor.call.remote('close'), timeout=5)
+            ray.wait([actor.call.remote('close')], timeout=5)
             ray.kill(actor, no_restart=True)
     end = monotonic() + 10
     while set(names) & set(_actor_names(ray)) and monotonic() < end:

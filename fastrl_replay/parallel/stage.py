@@ -7,16 +7,23 @@ __all__ = ['Parallel']
 
 # %% ../../nbs/parallel/stage.ipynb #5787fed7
 import math, os, warnings, weakref
-from collections import deque
 from time import monotonic
 import numpy as np, torch
-from ..envs.envstate import decode, encode
 from ..steps.compiled import interrupts_wait
 from ..steps.batches import each_of
-from ..steps.core import Steps, pack, set_replay, unpack
-from ..steps.errors import ArgumentError, NotEnoughRows, choice, problem, whole
-from ..steps.states import anything, checked, exactly, flag, integer, listed
-from .engines import ChainCopy, Worker, WorkerError, batches_in, outline
+from ..steps.core import set_replay
+from ..steps.errors import StaleKey, choice, problem, whole
+from ..steps.states import anything, checked, exactly, integer, listed, maybe
+from fastrl_replay.parallel.engines import (
+    ChainCopy,
+    Worker,
+    WorkerError,
+    batches_in,
+    new_chunk,
+    outline,
+    pack_items,
+    unpack_items,
+)
 from ..steps.locks import DrawOrderLock
 from ..pipe import Pipe, WorkerInfo, stage, worker_info
 from .processes import Processes
@@ -28,10 +35,7 @@ from ..replay.views import as_feedback
 def _end(engine, workers, owner):
     "End workers, unless this process is a copy of the one that they belong to"
     if os.getpid() == owner:
-        try:
-            engine.end([w.link for w in workers])
-        finally:
-            workers.clear()
+        engine.end([w.link for w in workers])
 
 # %% ../../nbs/parallel/stage.ipynb #4d42828f
 @stage('parallel')
@@ -48,7 +52,7 @@ class Parallel(Pipe):
         '_tensors',
         '_data',
         '_owner',
-        '_due',
+        '_chunk',
         '_lock',
     )
 
@@ -75,20 +79,18 @@ class Parallel(Pipe):
         self.source_elsewhere = self.reads_anew = self.num_workers > 0
         self.draws_batches = isinstance(source, Pipe) and source.drawn_from is not None
         # of a shard: the number that its key 0 has here
-        self._first_keys = [0] * self.num_workers
-        # what was loaded and is not yet in use; how many workers were restarted
+        self._first_keys = np.zeros(self.num_workers, np.int64)
+        # what was loaded, until the next pass; how many workers were restarted
         self._state = None
         self.restarted = 0
         self._fresh()
 
     def _fresh(self):
         self._workers, self._finalizer, self._owner = [], None, os.getpid()
-        # whose turn it is, and which pass
+        # what is handed on, and whose turn is next
+        self._chunk = new_chunk()
         self._turn = 0
-        self._pass = 0
-        self._just_opened = False
-        # for `prefetch`
-        self._due, self._lock = deque(), DrawOrderLock()
+        self._lock = DrawOrderLock()  # for `prefetch`
         # items handed on, and how many others since each was asked for
         self.given = self.lag_sum = self.lag_max = 0
         self.stale = 0  # keys that were told of when their workers had been ended
@@ -118,8 +120,6 @@ class Parallel(Pipe):
         except BaseException:
             self._close()
             raise
-        self._state = None
-        self._just_opened = True
 
     def _close(self):
         "End the workers; the next pass starts new ones, whose keys follow those already given out"
@@ -144,108 +144,109 @@ class Parallel(Pipe):
         )
 
     def __iter__(self):
-        yield from self._received() if self.num_workers else self.source
+        yield from self.due_batches()
 
-    def _received(self):
+    def due_batches(self):
         "A pass: what workers made, a chunk of one after a chunk of another"
+        if not self.num_workers:
+            yield from self.source
+            return
         self._open()
         # the last one was broken off just there
-        if self._passed() and not self._just_opened:
+        if self._passed() and not self._state:
             self._end_pass()
-        self._just_opened = False
+        self._state = None
         workers = self._workers
         for w in workers:
             self._ask(w)
-        while (w := self._whose_turn()) is not None:
-            chunk = w.chunks[0]
-            while chunk['items']:
-                item = chunk['items'][0]
-                for batch in batches_in(item):
-                    set_replay(batch, self)
-                w.lag = self.given - chunk['asked_at']
-                w.given = w.given + 1
-                self.given = self.given + 1
-                self.lag_sum = self.lag_sum + w.lag
-                self.lag_max = max(self.lag_max, w.lag)
-                del chunk['items'][0]  # no call, which Ctrl-C could come after
-                yield item
-                if self._workers is not workers:
-                    raise RuntimeError(
-                        problem(
-                            'Parallel',
-                            'its workers were ended, or others restored, in the middle of a pass',
-                            remedy='begin another pass',
-                        )
+        while not self._passed():
+            chunk = self._chunk
+            if not chunk['items']:
+                self._begin_chunk()
+                continue
+            item = chunk['items'][0]
+            for batch in batches_in(item):
+                set_replay(batch, self)
+            w = workers[self._turn - 1]
+            w.lag = self.given - chunk['asked_at']
+            w.given = w.given + 1
+            self.given = self.given + 1
+            self.lag_sum = self.lag_sum + w.lag
+            self.lag_max = max(self.lag_max, w.lag)
+            del chunk['items'][0]  # no call, which Ctrl-C could come after
+            yield item
+            if self._workers is not workers:
+                raise RuntimeError(
+                    problem(
+                        'Parallel',
+                        'its workers were ended, or others restored, in the middle of a pass',
+                        remedy='begin another pass',
                     )
-            if chunk['error'] is not None:
-                self._close()
-                raise WorkerError(
-                    'Parallel',
-                    f'worker {w.info.rank} of {self.num_workers} failed',
-                    chunk['error'].rstrip(),
                 )
-            del w.chunks[0]
-            self._turn = (self._turn + 1) % self.num_workers
         self._end_pass()
 
     def _passed(self):
-        return all(w.is_done() for w in self._workers)
+        "Has all of this pass been handed on?"
+        return not self._chunk['items'] and all(w.over and not w.chunk for w in self._workers)
 
     def _end_pass(self):
         with interrupts_wait():
             for w in self._workers:
                 w.over = False
-                w.chunks.clear()
-            self._pass += 1
             self._turn = 0
 
-    def _whose_turn(self):  # None: all have come to the end of their pass
-        "The worker whose chunk is handed on now"
-        if self._passed():
-            return None
-        w = self._workers[self._turn]
-        if w.chunks and w.chunks[0]['begun']:
-            return w
+    def _begin_chunk(self):
+        "Take the chunk that is handed on next, and ask its worker for another one"
+        error = self._chunk['error']
+        if error is not None:
+            rank = self._workers[self._turn - 1].info.rank
+            self._close()
+            raise WorkerError(
+                'Parallel', f'worker {rank} of {self.num_workers} failed', error.rstrip()
+            )
         if self.draws_batches:
             # before the first batch, each shard must have said what it is like
             for w in self._workers:
                 if w.facts is None and w.reply is not None and not w.info.restart:
                     self._fetch(w)
         w = self._next_worker()
-        if not w.chunks:
+        if not w.chunk:
             self._fetch(w)
-        chunk = w.chunks[0]
         with interrupts_wait():
-            chunk['begun'] = True
-            self._turn = w.info.rank
+            chunk = self._chunk = w.chunk
+            w.chunk = None
+            self._turn = (w.info.rank + 1) % self.num_workers
             if self.news is not None:
                 self.news += chunk['news']
             if chunk['facts']:
                 self._weigh(w, chunk)
         if chunk['error'] is None:
             self._ask(w)
-        return w
 
     def _next_worker(self):
         "Return the next worker in turn whose pass goes on; if unordered, the first that is ready"
         turns = self._workers[self._turn :] + self._workers[: self._turn]
-        live = [w for w in turns if w.chunks or not w.over]
+        live = [w for w in turns if w.chunk or not w.over]
+        if self.ordered:
+            return live[0]
         seconds = 0
-        while not self.ordered:
-            for w in self._answered([w for w in live if w.reply is not None], seconds):
+        while True:
+            for w in self._wait({w: w.reply for w in live if w.reply is not None}, seconds):
                 self._fetch(w)
-            ready = [w for w in live if w.chunks]
-            if ready:
-                return ready[0]
+            for w in live:
+                if w.chunk:
+                    return w
             seconds = 1
-        return live[0]
 
     def _ask(self, w):
-        "Let a worker make a chunk, with the newest weights, unless it does, or one waits"
-        if w.wants():
-            with interrupts_wait():
-                w.asked_at = self.given
-                w.reply = self._request(w, 'next', self._pass)
+        """Let a worker make a chunk, with the newest weights, unless it does, or one waits
+
+        Past the end of its pass, a restored worker would begin the next one."""
+        if w.over or w.chunk or w.reply is not None:
+            return
+        with interrupts_wait():
+            w.asked_at = self.given
+            w.reply = self._request(w, 'next')
 
     def _request(self, w, what, *args):
         "Send a request, weights, and the feedback so far; return what finds the answer"
@@ -254,10 +255,6 @@ class Parallel(Pipe):
         told = w.told
         w.told = []
         return w.link.request(what, told, self._tensors, *args)
-
-    def _answered(self, workers, seconds=1):
-        "Wait for chunks; return the workers that have answered or ended"
-        return self._wait({w: w.reply for w in workers}, seconds)
 
     def _wait(self, replies, seconds=1):
         "Wait for workers; return those that have answered or ended, and warn of silent ones"
@@ -277,23 +274,25 @@ class Parallel(Pipe):
 
     def _fetch(self, w):
         "Wait for a worker's next chunk; restart a failed worker, or keep its error in the chunk"
-        while not self._answered([w]):
+        while not self._wait({w: w.reply}):
             pass
         with interrupts_wait():
             what, value, error = w.link.result(w.reply)
             w.reply = None
             again = error is not None and what != 'told' and self.restarted < self.restarts
-            chunk = dict(
-                value or dict(items=[], facts=[], news=[]),
-                asked_at=w.asked_at,
-                begun=False,
-                error=None if again else error,
-            )
-            w.over = error is None and len(chunk['items']) < self.chunk
-            self._name_batches(w, chunk['items'])
-            if w.facts is None and chunk['facts']:
-                w.facts = chunk['facts'][-1]
-            w.chunks.append(chunk)
+            w.chunk = dict(value or new_chunk(), asked_at=w.asked_at)
+            if not again:
+                w.chunk['error'] = error
+            w.over = error is None and len(w.chunk['items']) < self.chunk
+            # their keys among all shards
+            for batch in batches_in(w.chunk['items']):
+                rows = each_of(batch).rows
+                index = rows['index']
+                w.newest = max(w.newest, int(index.max(initial=-1)))
+                key = index + self._first_keys[w.info.rank]
+                rows['index'] = key * self.num_workers + w.info.rank
+            if w.facts is None and w.chunk['facts']:
+                w.facts = w.chunk['facts'][-1]
             if again:
                 self._restart(w, error)
 
@@ -302,7 +301,7 @@ class Parallel(Pipe):
         self.restarted += 1
         rank = w.info.rank
         # the newest
-        facts = next((c['facts'][-1] for c in reversed(w.chunks) if c['facts']), w.facts)
+        facts = w.chunk['facts'][-1] if w.chunk and w.chunk['facts'] else w.facts
         lost = facts['rows'] if facts and not facts['kept'] else 0
         w.lost += lost
         w.stale += sum(len(k) for k, _ in w.told) + (facts['stale'] if facts else 0)
@@ -340,15 +339,6 @@ class Parallel(Pipe):
             with interrupts_wait():
                 self._restart(w, error)
 
-    def _name_batches(self, w, items):
-        "Give rows their keys among all shards"
-        first = self._first_keys[w.info.rank]
-        for batch in (b for item in items for b in batches_in(item)):
-            rows = each_of(batch).rows
-            index = rows['index']
-            w.newest = max(w.newest, int(index.max(initial=-1)))
-            rows['index'] = (index + first) * self.num_workers + w.info.rank
-
     def update_priorities(
         self,
         keys,  # of what was drawn: the batch's `index`
@@ -356,36 +346,40 @@ class Parallel(Pipe):
     ):
         "Tell the shards how wrong the learner was; what is gone by now is left out"
         if not self.num_workers:
-            raise ArgumentError('Parallel', 'num_workers', 0, remedy='tell the replay above it')
+            return self.source.drawn_from.update_priorities(keys, td)
         keys, td = as_feedback('Parallel', keys, td)
         if self.draws_batches and hasattr(self.source.drawn_from, 'check_errors'):
             self.source.drawn_from.check_errors('Parallel', keys, td)
         if not self._workers:
             self.stale += len(keys)  # they were closed
             return
+        told = []
         for rank, mine in by_shard(keys, self.num_workers):
             own = keys[mine] // self.num_workers - self._first_keys[rank]
+            w = self._workers[rank]
+            if own.max() > w.newest:
+                key = keys[mine][own.argmax()]
+                raise StaleKey('Parallel', f'key {key} was never given out')
+            told.append((w, own, td[mine]))
+        for w, own, errors in told:
             # keys that it had in an earlier life are stale
             there = own >= 0
-            w = self._workers[rank]
             w.stale += int((~there).sum())
             if there.any():
-                w.told.append((own[there], td[mine][there]))
+                w.told.append((own[there], errors[there]))
 
     def _weigh(self, w, chunk):
         "Bring the weights of the batches of this chunk to a scale that is that of all shards"
         w.facts = chunk['facts'][-1]
         known = [v for v in self._workers if v.facts is not None]
-        live = [v for v in self._workers if v.chunks or not v.over]
-        shares = {v: 1 / len(live) for v in known}
+        shares = {v: 1 / len(known) for v in known}
         if not self.ordered:  # as it turned out
-            shares = {v: (v.given + 1) / (self.given + len(live)) for v in known}
+            shares = {v: (v.given + 1) / (self.given + len(known)) for v in known}
         every = zip(*(v.facts['parts'] for v in known))
         # drawable rows of each replay; without mixtures, the same factor for all weights
-        drawable = [sum(p['drawable'] for p in parts) or 1 for parts in every]
+        drawable = [sum(p['drawable'] for p in parts) for parts in every]
         tops = [weight_scales(v.facts, shares[v], drawable)[1] for v in known if v is not w]
-        batches = [b for item in chunk['items'] for b in batches_in(item)]
-        for batch, own in zip(batches, chunk['facts']):
+        for batch, own in zip(batches_in(chunk['items']), chunk['facts']):
             scales, top = weight_scales(own, shares[w], drawable)
             rows = each_of(batch).rows
             replay = rows['replay'] if len(scales) > 1 else 0
@@ -393,7 +387,7 @@ class Parallel(Pipe):
 
     def stats(self) -> dict:  # numbers by name, and under `workers` such a dict for each
         "Return counts: items, lag of weights (in items) and bound, waits, restarts, losses, rows"
-        bound = max(0, (self.num_workers + 1) * self.chunk - 1) if self.num_workers else 0
+        bound = (self.num_workers + 1) * self.chunk - 1 if self.num_workers else 0
         # one may be slow
         if self.num_workers > 1 and not self.ordered:
             bound = math.inf
@@ -434,23 +428,20 @@ class Parallel(Pipe):
         if not self._workers:
             return self._state or {}
         self._fetch_all()
-        for chunk in (chunk for w in self._workers for chunk in w.chunks):
-            if chunk['error'] is not None:
+        chunks = [self._chunk, *(w.chunk for w in self._workers)]
+        for chunk in chunks:
+            if chunk and chunk['error'] is not None:
                 raise WorkerError('Parallel', "a worker failed, and can't be saved", chunk['error'])
         workers = [
-            dict(
-                state=self._result(w, 'save'),
-                restart=w.info.restart,
-                first_key=self._first_keys[w.info.rank],
-                chunks=[dict(c, items=_pack(c['items'])) for c in w.chunks],
-                **{k: getattr(w, k) for k in _NOTED},
-            )
+            dict(state=self._result(w, 'save'), restart=w.info.restart, noted=w.snapshot())
             for w in self._workers
         ]
         return dict(
             settings=self._settings(),
             turn=self._turn,
             counts=[self.given, self.lag_sum, self.lag_max, self.stale],
+            first_keys=self._first_keys.tolist(),
+            chunks=pack_items(chunks),
             workers=workers,
         )
 
@@ -461,20 +452,19 @@ class Parallel(Pipe):
         "An error where a checkpoint is of other workers"
         if not state or not self.num_workers:
             return
-        state = checked(
-            'Parallel',
-            dict(
-                settings=exactly(self._settings()),
-                turn=integer(0, self.num_workers - 1),
-                counts=listed(integer(), 4),
-                workers=listed(_WORKER, self.num_workers),
-            ),
-            state,
+        n = self.num_workers
+        form = dict(
+            settings=exactly(self._settings()),
+            turn=integer(0, n - 1),
+            counts=listed(integer(), 4),
+            first_keys=listed(integer(), n),
+            chunks=listed(maybe(_CHUNK), n + 1),
+            workers=listed(_WORKER, n),
         )
+        state = checked('Parallel', form, state)
+        unpack_items(state['chunks'])
         for w in state['workers']:
             ChainCopy(self.source).checked_states(w['state']['chain'], remote=True)
-            for chunk in w['chunks']:
-                _unpack(chunk['items'])
         return state
 
     def restore(self, state):
@@ -486,81 +476,31 @@ class Parallel(Pipe):
         n = self.num_workers
         for w, saved in zip(self._workers, state['workers']):
             self._result(w, 'load', saved['state'])
-            for k in _NOTED:
-                setattr(w, k, saved[k])
-            w.chunks = [dict(c, items=_unpack(c['items'])) for c in saved['chunks']]
-            # how much larger keys are than they were saved
-            moved = max(self._first_keys[w.info.rank] - saved['first_key'], 0)
-            self._first_keys[w.info.rank] = saved['first_key'] + moved
-            for batch in (b for c in w.chunks for b in batches_in(c['items'])):
-                each_of(batch).rows['index'] += n * moved
+            w.restore(saved['noted'])
+        chunks = unpack_items(state['chunks'])
+        first_keys = np.array(state['first_keys'])
+        # how much larger keys are than they were saved
+        moved = np.maximum(self._first_keys - first_keys, 0)
+        for batch in batches_in(chunks):
+            index = each_of(batch).rows['index']
+            index += n * moved[index % n]
+        self._first_keys = first_keys + moved
+        self._chunk = chunks[0]
+        for w, chunk in zip(self._workers, chunks[1:]):
+            w.chunk = chunk
         self._turn = state['turn']
         self.given, self.lag_sum, self.lag_max, self.stale = state['counts']
-
-    def due_batches(self):
-        "Receive batches; yields, with nothing, for each"
-        while self._due:
-            yield  # what was received when a pass was broken off
-        for item in self._received() if self.num_workers else self.source:
-            self._due.append(item)
-            yield
-
-    def sample(self):
-        "The next of the batches that were received"
-        if not self._due:
-            raise NotEnoughRows(
-                'Parallel',
-                'sample: batches that were received, and not handed on',
-                'none',
-                'one',
-                'iterate, as in `for batch in pipe`: workers draw batches ahead of requests',
-            )
-        return self._due.popleft()
 
     def order_draws(self):
         "The lock that keeps draws in order"
         return self._lock
 
-# %% ../../nbs/parallel/stage.ipynb #2670c8f3
-def _inside(f, x):
-    if type(x) is dict:
-        return {k: f(v) for k, v in x.items()}
-    return type(x)(map(f, x)) if type(x) in (tuple, list) else x
-
-
-def _pack(x):
-    if isinstance(x, Steps):
-        return pack(x)
-    return encode(x) if isinstance(x, (np.ndarray, np.generic)) else _inside(_pack, x)
-
-
-def _unpack(x):
-    kind = x.get('kind') if isinstance(x, dict) else None
-    if kind in ('array', 'scalar'):
-        return decode(x)
-    if not isinstance(x, dict) or not {'kind', 'dtype', 'bytes'} <= x.keys():
-        return _inside(_unpack, x)
-    return unpack(x)
-
 # %% ../../nbs/parallel/stage.ipynb #511ebe34
-# attributes of a worker, and the form of what is saved of it
-_NOTED = dict(
-    over=flag,
-    newest=integer(-1),
-    given=integer(),
-    lag=integer(),
-    lost=integer(),
-    stale=integer(),
-    facts=anything,
-)
 _CHUNK = dict(
     items=listed(anything),
     facts=listed(anything),
     news=listed(anything),
     asked_at=integer(),
-    begun=flag,
-    error=anything,
+    error=exactly(None),
 )
-_WORKER = dict(
-    state=anything, restart=integer(), first_key=integer(), chunks=listed(_CHUNK), **_NOTED
-)
+_WORKER = dict(state=anything, restart=integer(), noted=Worker.saved)

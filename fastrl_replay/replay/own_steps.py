@@ -617,7 +617,7 @@ class OwnSteps(Pipe):
         self._fresh()
 
     def _fresh(self):
-        self.rows = StepRows('OwnSteps', self._memory, continues=False)
+        self.rows = StepRows(type(self).__name__, self._memory, continues=False)
         self._waiting = deque()
         self.proven = False  # did rows come through the chain?
         # before anything is counted
@@ -645,10 +645,10 @@ class OwnSteps(Pipe):
         autoreset_mode=None,
         **columns,
     ):
-        "Let a step wait for the chain; the arguments are those of a replay's `add_step`"
+        "Take a step; the arguments are those of a replay's `add_step`"
         try:
             values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
-            self.give(self.take(values, env_id, final_obs, autoreset_mode))
+            return self.give(self.take(values, env_id, final_obs, autoreset_mode))
         except BaseException:
             self.rows.refused(reward, terminated, truncated, env_id)
             raise

@@ -252,7 +252,7 @@ def test_the_ratio_is_exact_while_many_wait(local):
 
     async def collect(k):
         for i in range(30):
-            _, keys = await shard.call('add', 9.0, k, pickle.dumps(block(4 * i, k)))
+            _, keys = await shard.call('add', 9.0, k, block(4 * i, k))
             assert len(keys) == 4
             seen.append((shard.rows, shard.batches))
             await asyncio.sleep(0)

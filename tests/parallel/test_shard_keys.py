@@ -2,10 +2,11 @@
 
 from itertools import islice
 
-import numpy as np
+import numpy as np, pytest
 
 import fastrl_replay.all  # noqa: F401 (registers all stages)
 from fastrl_replay.envs.stepper import GymStepper
+from fastrl_replay.steps.errors import StaleKey
 from fastrl_replay.testing import through_file
 
 
@@ -57,3 +58,15 @@ def test_shards_that_were_closed_begin_with_other_keys():
     again = learned(iter(chain), 3)
     assert all(min(keys_of(again, rank)) > max(keys_of(first, rank)) for rank in range(2))
     chain.close()
+
+
+def test_a_key_that_was_never_given_out_raises_at_once():
+    "Nothing of that call reaches a shard, and the run continues"
+    with build() as chain:
+        (batch,) = learned(iter(chain), 1)
+        never = batch.index.clone()
+        never[-1] += 2000
+        with pytest.raises(StaleKey, match=f'Parallel: key {never[-1]} was never given out'):
+            chain.update_priorities(never, np.ones(4))
+        assert len(learned(iter(chain))) == 9
+        assert chain.stats()['stale'] == 0
