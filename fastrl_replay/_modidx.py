@@ -3562,8 +3562,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'fastrl_replay/steps/machine.py'),
                                              'fastrl_replay.steps.machine.free_memory': ( 'steps/machine.html#free_memory',
                                                                                           'fastrl_replay/steps/machine.py'),
-                                             'fastrl_replay.steps.machine.group_files': ( 'steps/machine.html#group_files',
-                                                                                          'fastrl_replay/steps/machine.py'),
                                              'fastrl_replay.steps.machine.group_limits': ( 'steps/machine.html#group_limits',
                                                                                            'fastrl_replay/steps/machine.py'),
                                              'fastrl_replay.steps.machine.machine_memory': ( 'steps/machine.html#machine_memory',
