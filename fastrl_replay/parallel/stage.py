@@ -169,9 +169,9 @@ class Parallel(Pipe):
                 set_replay(batch, self)
             w = workers[self._turn - 1]
             w.lag = self.given - chunk['asked_at']
-            w.given = w.given + 1
-            self.given = self.given + 1
-            self.lag_sum = self.lag_sum + w.lag
+            w.given += 1
+            self.given += 1
+            self.lag_sum += w.lag
             self.lag_max = max(self.lag_max, w.lag)
             del chunk['items'][0]  # no call, which Ctrl-C could come after
             yield item
