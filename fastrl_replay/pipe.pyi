@@ -93,7 +93,7 @@ class Pipe(IterDataPipe, Saves):
     def td3(self, actor: Any, critics: Any, space: Any, gamma: float = ..., lr: float = ..., tau: float = ..., smoothing: float = ..., most: float = ..., actor_every: int = ..., max_norm: float = ..., optimizer: Any = ..., seed: int | None = ...) -> TD3Learner: 'Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records'
     def episodes(self, keep: Any = ..., env_id: int = ..., **names: Any) -> Episodes: 'Rows from arrays of whole episodes, by `names`: dicts, `.npz`, Parquet, Arrow, Hugging Face'
     def offline(self, data: Any, max_steps: float = ..., spaces: Any = ..., n_step: int = ..., gamma: float = ..., last: Any = ...) -> Offline: 'Fills a replay with recorded rows, from which it then draws; each batch counts as a step'
-    def rounds(self, ranks: Any, rows: int = ..., max_steps: float = ..., max_episodes: float = ..., run: Any = ...) -> Rounds: 'Blocks of `rows` rows of all ranks in step, with one journal for all; all ranks end together'
+    def rounds(self, ranks: Any, rows: int = ..., max_steps: float = ..., max_episodes: float = ...) -> Rounds: 'Blocks of `rows` rows of all ranks in step, with one journal for all; all ranks end together'
     def rank_weights(self, ranks: Any) -> RankWeights: 'Brings weights of batches to a scale that is that of the memories of all ranks'
     def parallel(self, num_workers: int = ..., chunk: int = ..., method: str | None = ..., restarts: int = ..., engine: Any = ..., ordered: bool = ...) -> Parallel: 'Copies of the chain above, in workers; a second pass continues where the last one stopped'
     def stateful(self) -> StatefulPipe: 'The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` restores exactly'

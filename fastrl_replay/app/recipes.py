@@ -174,6 +174,7 @@ class Agent:
         self.pipe.compute_with(s['precision'], s['compile'])
         if self.ranks.size > 1:
             self.pipe = self.ranks.sync(self.pipe)
+            self.memory.source = Watched(self.journal, self.run)
 
     def greedy(self):
         "Return a policy that plays with the model, without exploring"
@@ -193,7 +194,7 @@ class Agent:
             steps = UpdateNorms(steps, states, self.rewards)
         if several:
             rows = max(s['train_every'], s['envs'])
-            s['rounds'] = lambda steps: Rounds(steps, self.ranks, rows, *limits, self.run)
+            s['rounds'] = lambda steps: Rounds(steps, self.ranks, rows, *limits)
         elif s['train_every'] > s['envs']:
             steps = Gather(steps, s['train_every'])
         if s['shards']:

@@ -145,9 +145,11 @@ class Run:
         if self.leads and self._due('eval'):
             self.evaluate(self.settings['eval_episodes'])
         self.unsaved |= self._due('save')
-        # as all ranks know it
-        stop = self.stop if self.ranks.size == 1 else self.journal.stopping
-        if (stop or self.unsaved) and self.ranks.all(self.agent.resumable):
+        stop = self.stop
+        if self.ranks.size > 1:  # as all ranks know it
+            stop = self.journal.stopping
+            self.journal.stop = self.stop
+        if (stop or self.unsaved) and all(self.ranks.gather(self.agent.resumable)):
             self.save()
             self.stop |= stop
             if stop:

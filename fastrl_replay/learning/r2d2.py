@@ -83,9 +83,9 @@ class R2D2Learner(Learner):
         errors = r2d2_errors(self.model, self.target, batch, self.gamma, self.n, self.rescaled)
         q, goal = map(full, errors)
         mask = batch.train.mask
-        steps = mask.sum()
+        steps = mask.sum(dtype=q.dtype)
         if self.ranks is not None:
-            steps = self.ranks.mean(steps)
+            self.ranks.average([steps])
         steps = steps.clamp(min=1)
         td = torch.where(mask, goal - q.detach(), 0)
         loss = F.smooth_l1_loss(q, goal, reduction='none') * batch.weight[:, None]

@@ -25,7 +25,7 @@ from fastrl_replay.steps.errors import (
 )
 from ..envs.envstate import decode, encode
 from .shards import facts_of
-from ..pipe import Pipe, WorkerInfo
+from ..pipe import Pipe, WorkerInfo, as_worker
 from ..replay.mixture import Mixture
 from ..replay.replay import Replay
 from ..steps.states import Saves, anything, flag, integer
@@ -237,10 +237,13 @@ class Served:
     def __init__(
         self,
         info: WorkerInfo,  # which worker this is
+        seed: int,  # of the main process
         data: bytes,  # the outline of the chain
         weights: Weights,  # of its tensors
         chunk: int,  # items in an answer
     ):
+        torch.set_num_threads(1)
+        seed_generators(seed, info)
         self.info = info
         self.data = data
         self.weights = weights
@@ -248,31 +251,37 @@ class Served:
         self.chain = None
         self.items = None
 
-    def answer(self, what, feedback, line, args) -> bytes:
+    def answer(
+        self,
+        words: bytes,  # the pickle of a request, of feedback and of arguments
+        line: torch.Tensor,  # the weights
+    ) -> bytes:
         "Return a pickle: the request, what was asked for, and an error; 'told': of the feedback"
         value = new_chunk()
         error = None
         done = 'told'
         try:
-            if self.chain is None:
-                self._begin(line)
-            self.weights.refresh(self.own, self.seen, line)
-            for keys, td in feedback:
-                self.replay.update_priorities(keys, td)
-            done = what
-            if what == 'next':
-                self._make(value)
-            elif what == 'save':
-                value = dict(chain=self.chain.state_dict(), **generators())
-            elif what == 'load':
-                (state,) = args
-                self.items = None
-                self.chain.load_state_dict(state['chain'])
-                self.chain.open()  # what doesn't fit is reported now
-                set_generators(state)
-            elif what == 'look':
-                f, *args = args
-                value = f(self.replay, *args)
+            what, feedback, args = pickle.loads(words)
+            with as_worker(self.info):
+                if self.chain is None:
+                    self._begin(line)
+                self.weights.refresh(self.own, self.seen, line)
+                for keys, td in feedback:
+                    self.replay.update_priorities(keys, td)
+                done = what
+                if what == 'next':
+                    self._make(value, *args)
+                elif what == 'save':
+                    value = dict(chain=self.chain.state_dict(), **generators())
+                elif what == 'load':
+                    (state,) = args
+                    self.items = None
+                    self.chain.load_state_dict(state['chain'])
+                    self.chain.open()  # what doesn't fit is reported now
+                    set_generators(state)
+                elif what == 'look':
+                    f, *args = args
+                    value = f(self.replay, *args)
         except BaseException as e:
             error = format_error(e)
         try:
@@ -284,7 +293,8 @@ class Served:
     def close(self):
         "Close the chain"
         if self.chain is not None:
-            self.chain.close()
+            with as_worker(self.info):
+                self.chain.close()
 
     def _begin(self, line):
         self.own = self.weights.private()
@@ -295,8 +305,9 @@ class Served:
         self.chain = chain
         self.replay = chain.drawn_from
 
-    def _make(self, chunk):
+    def _make(self, chunk, asked_at):
         "Items of this pass; a chunk that is not full is its last one"
+        chunk['asked_at'] = asked_at
         if self.items is None:
             self.items = iter(self.chain)
         for item in islice(self.items, self.chunk):
@@ -347,9 +358,7 @@ class Worker(Saves):
     def begin(self, link):
         "Let a new process or actor do the work"
         self.link = link
-        # what finds the answer to the open request for a chunk, and how many items were given then
-        self.reply = None
-        self.asked_at = 0
+        self.reply = None  # what finds the answer to the open request for a chunk
         self.told = []  # feedback that goes with the next request
         # what its replay said of the last batch; the last key
         self.facts = None

@@ -10,14 +10,12 @@ import ctypes, faulthandler, pickle, signal, sys, threading
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import monotonic
-import torch
 from torch import multiprocessing as mp
 from ..steps.errors import choice, number
-from .engines import Served, Weights, format_error, seed_generators, write
-from ..pipe import as_worker
+from .engines import Served, Weights, format_error, write
 
 # %% ../../nbs/parallel/processes.ipynb #74191acf
-def _work(ours, conn, lines, ends, info, seed, *args):
+def _work(ours, conn, lines, ends, *args):
     "What a worker process does"
     ours.close()  # so that the end of the main process is noticed
     # PR_SET_PDEATHSIG
@@ -27,17 +25,13 @@ def _work(ours, conn, lines, ends, info, seed, *args):
     mp.current_process()._config['daemon'] = False
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(2)  # a crash in C leaves a traceback on stderr, too
-    torch.set_num_threads(1)
-    seed_generators(seed, info)
-    served = Served(info, *args)
-    with as_worker(info):
-        # until the other side is gone
-        with suppress(EOFError, OSError):
-            while (request := conn.recv()) is not None:
-                what, feedback, i, args = request
-                # conn.send would open a file for each tensor
-                conn.send_bytes(served.answer(what, feedback, lines[i], args))
-        served.close()
+    served = Served(*args)
+    # until the other side is gone
+    with suppress(EOFError, OSError):
+        while (request := conn.recv()) is not None:
+            words, i = request
+            conn.send_bytes(served.answer(words, lines[i]))
+    served.close()
 
 # %% ../../nbs/parallel/processes.ipynb #0b6ee429
 class _Reply:
@@ -45,9 +39,9 @@ class _Reply:
 
     data = None
 
-    def __init__(self, link, words):
+    def __init__(self, link, request):
         self.link = link
-        self.words = words
+        self.request = request
 
     def done(self) -> bool:  # is it there, or will it never be?
         return self.data is not None or self.link.over or not self.link.process.is_alive()
@@ -56,9 +50,8 @@ class _Reply:
 class _Process:
     "A worker process, seen from the main process"
 
-    def __init__(self, context, patience, info, seed, data, weights, chunk):
+    def __init__(self, context, info, seed, data, weights, chunk):
         self.conn, theirs = context.Pipe()
-        self.patience = patience
         # what a request and one that was interrupted read; and how many requests there were
         self.lines = [weights.line().share_memory_() for _ in range(2)]
         self.views = [weights.tensors(line) for line in self.lines]
@@ -82,7 +75,7 @@ class _Process:
         "Send each request and receive its answer, in a thread"
         with suppress(EOFError, OSError), self.conn:
             while (reply := self.requests.get()) is not None:
-                self.conn.send_bytes(reply.words)
+                self.conn.send(reply.request)
                 reply.data = self.conn.recv_bytes()
                 self.news.put(None)
             self.conn.send(None)
@@ -94,7 +87,8 @@ class _Process:
         i = self.n % 2
         self.n += 1
         write(self.views[i], tensors)
-        reply = _Reply(self, pickle.dumps((what, feedback, i, args)))
+        # bytes: to send a tensor would open a file
+        reply = _Reply(self, (pickle.dumps((what, feedback, args)), i))
         self.requests.put(reply)
         return reply
 
@@ -142,10 +136,10 @@ class Processes:
         self.patience = number('Processes', 'patience', patience)
         self.method = choice('Parallel', 'method', method, (None, *mp.get_all_start_methods()))
 
-    def start(self, info, *args):
+    def start(self, *args):
         # its threads can't be forked
         method = self.method or ('forkserver' if 'ray' in sys.modules else None)
-        return _Process(mp.get_context(method), self.patience, info, *args)
+        return _Process(mp.get_context(method), *args)
 
     def wait(self, replies, seconds: float = 1) -> list:
         "Wait for these answers; return those that are there, or will never be"

@@ -130,16 +130,6 @@ class Ranks:
         self._own = None
         self._held.close()
 
-    def all(self, x) -> bool:
-        "Does each rank say yes?"
-        return all(self.gather(bool(x)))
-
-    def mean(self, x: torch.Tensor) -> torch.Tensor:
-        "The mean of a tensor over all ranks"
-        found = x.detach().to(torch.get_default_dtype(), copy=True)
-        self.average([found])
-        return found
-
     def __enter__(self):
         return self
 
@@ -162,12 +152,8 @@ class Ranks:
             nets = {name: getattr(learner, name) for name in learner.learned} | learner.targets
             for name, net in nets.items():
                 tensors |= {f'{name}.{k}': t for k, t in net.state_dict().items()}
-        self._compare(
-            dict(
-                _settings(stages),
-                **{name: f'{[*t.shape]} {t.dtype}' for name, t in tensors.items()},
-            )
-        )
+        kinds = {name: f'{[*t.shape]} {t.dtype}' for name, t in tensors.items()}
+        self._compare(_settings(stages) | kinds)
         _tell(pipe, stages, WorkerInfo(self.rank, self.size))
         replay.ranks = self
         if learner is not None:
@@ -213,6 +199,8 @@ class Rounds(Collected):
     "Blocks of `rows` rows of all ranks in step, with one journal for all; all ranks end together"
 
     takes_any_item = False
+    stop = False  # does this rank want to stop? Whoever wants it sets this
+    stopping = False  # did any rank want to, when this block was made?
 
     def __init__(
         self,
@@ -221,37 +209,27 @@ class Rounds(Collected):
         rows: int = 1,  # that each rank adds at a time: as many as it has environments, say
         max_steps: float = float('inf'),  # end when all together have made so many
         max_episodes: float = float('inf'),  # end when so many of their episodes have ended
-        run=None,  # is told of blocks, by `came(rows)` and `between()`; asked for `stop`
     ):
         super().__init__(Gather(source, rows, exact=True), max_steps, max_episodes)
         self.ranks = ranks
         self.rows = rows
-        self.run = run
-        self._given = dict(run=None)  # for the repr
-        self.stopping = False  # does any rank want to stop?
 
     def __iter__(self):
         blocks = iter(self.blocks())
         while not self.over:
             steps = next(blocks, None)
-            before = self.steps
             journals = self.source.journals
             if journals:
                 news = journals[0].news()
             else:
                 news = dict(steps=0 if steps is None else len(steps), returns=[], successes=[])
-            asked = self.run is not None and self.run.stop
-            told = self.ranks.gather([steps is not None, asked, news])
+            told = self.ranks.gather([steps is not None, self.stop, news])
             for _, _, new in told:
                 self._collect(**new)
             self.stopping = any(ask for _, ask, _ in told)
             if not all(there for there, _, _ in told):
                 return  # one of them has no more blocks
-            if self.run is not None:
-                self.run.came(self.steps - before)
             yield steps
-            if self.run is not None and not self.over:
-                self.run.between()
 
     def snapshot(self):
         return dict(ranks=self.ranks.size, journal=super().snapshot())

@@ -9,8 +9,7 @@ __all__ = ['RayEngine']
 import os, pickle, sys
 import torch
 from ..steps.errors import not_installed, number, problem
-from .engines import Served, Weights, seed_generators, write
-from ..pipe import as_worker
+from .engines import Served, Weights, write
 
 # %% ../../nbs/parallel/ray_engine.ipynb #849c6df5
 def _ray():
@@ -36,31 +35,19 @@ class _Stored(Weights):
         return self.ref
 
 # %% ../../nbs/parallel/ray_engine.ipynb #03d6e71b
-class _Actor:
+class _Actor(Served):
     "A worker, where Ray has placed it"
 
-    def __init__(self, info, seed, *args):
-        torch.set_num_threads(1)
-        seed_generators(seed, info)
-        self.info = info
-        self.served = Served(info, *args)
-
     def answer(self, words, line):
-        what, feedback, args = pickle.loads(words)
-        with as_worker(self.info):
-            return self.served.answer(what, feedback, torch.tensor(line), args)
-
-    def close(self):
-        self.served.close()
+        return super().answer(words, torch.tensor(line))
 
 # %% ../../nbs/parallel/ray_engine.ipynb #e09222cf
 class _Remote:
     "An actor, seen from the main process"
 
-    def __init__(self, actor, weights, patience):
+    def __init__(self, actor, weights):
         self.actor = actor
         self.weights = weights
-        self.patience = patience
 
     def request(self, what, feedback, tensors, *args):
         "Ask, with these weights; return the reference of the answer"
@@ -126,7 +113,7 @@ class RayEngine:
     def start(self, info, seed, data, weights, chunk):
         "Start an actor with a chain"
         actor = self.cluster.remote(**self.needs)(_Actor).remote(info, seed, data, weights, chunk)
-        return _Remote(actor, weights, self.patience)
+        return _Remote(actor, weights)
 
     def wait(self, replies, seconds: float = 1) -> list:
         "Wait for these answers; return those that are there, or will never be"
@@ -139,8 +126,7 @@ class RayEngine:
             return
         try:
             closing = [w.actor.close.remote() for w in links]
-            if closing:
-                ray.wait(closing, num_returns=len(closing), timeout=5)
+            ray.wait(closing, num_returns=len(closing), timeout=5)
         finally:
             for w in links:
                 w.kill()

@@ -169,9 +169,9 @@ class Parallel(Pipe):
                 set_replay(batch, self)
             w = workers[self._turn - 1]
             w.lag = self.given - chunk['asked_at']
-            w.given = w.given + 1
-            self.given = self.given + 1
-            self.lag_sum = self.lag_sum + w.lag
+            w.given += 1
+            self.given += 1
+            self.lag_sum += w.lag
             self.lag_max = max(self.lag_max, w.lag)
             del chunk['items'][0]  # no call, which Ctrl-C could come after
             yield item
@@ -245,13 +245,12 @@ class Parallel(Pipe):
         if w.over or w.chunk or w.reply is not None:
             return
         with interrupts_wait():
-            w.asked_at = self.given
-            w.reply = self._request(w, 'next')
+            w.reply = self._request(w, 'next', self.given)
 
     def _request(self, w, what, *args):
         "Send a request, weights, and the feedback so far; return what finds the answer"
         w.since = monotonic()
-        w.patience = w.link.patience
+        w.patience = self._engine.patience
         told = w.told
         w.told = []
         return w.link.request(what, told, self._tensors, *args)
@@ -280,7 +279,7 @@ class Parallel(Pipe):
             what, value, error = w.link.result(w.reply)
             w.reply = None
             again = error is not None and what != 'told' and self.restarted < self.restarts
-            w.chunk = dict(value or new_chunk(), asked_at=w.asked_at)
+            w.chunk = value or new_chunk()
             if not again:
                 w.chunk['error'] = error
             w.over = error is None and len(w.chunk['items']) < self.chunk
@@ -437,7 +436,8 @@ class Parallel(Pipe):
             for w in self._workers
         ]
         return dict(
-            settings=self._settings(),
+            num_workers=self.num_workers,
+            chunk=self.chunk,
             turn=self._turn,
             counts=[self.given, self.lag_sum, self.lag_max, self.stale],
             first_keys=self._first_keys.tolist(),
@@ -445,16 +445,14 @@ class Parallel(Pipe):
             workers=workers,
         )
 
-    def _settings(self):
-        return dict(num_workers=self.num_workers, chunk=self.chunk)
-
     def check_state(self, state):
         "An error where a checkpoint is of other workers"
         if not state or not self.num_workers:
             return
         n = self.num_workers
         form = dict(
-            settings=exactly(self._settings()),
+            num_workers=exactly(n),
+            chunk=exactly(self.chunk),
             turn=integer(0, n - 1),
             counts=listed(integer(), 4),
             first_keys=listed(integer(), n),

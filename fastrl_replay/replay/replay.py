@@ -462,7 +462,9 @@ class Replay(Pipe):
         here = len(self) >= self.needed(self.bs)
         if self.warmup and self.memory.added < self.warmup:
             here = False
-        return here if self.ranks is None or not self.view.follows else self.ranks.all(here)
+        if self.ranks is None or not self.view.follows:
+            return here
+        return all(self.ranks.gather(here))
 
     def _batch_due(self) -> bool:
         "Is a batch due for the rows that came in?"

@@ -293,7 +293,8 @@ def test_states_of_other_chains_are_refused():
         list(islice(saved, 5))
         state = saved.state_dict()
     for kw in dict(num_workers=3), dict(chunk=1):
-        with pytest.raises(ValueError, match=r"does not fit, in \['settings'\]"):
+        (name,) = kw
+        with pytest.raises(ValueError, match=rf"does not fit, in \['{name}'\]"):
             chain(**kw).load_state_dict(state)
     with pytest.raises(ValueError, match=r'NStep: .*arguments.*got .2, 0.9'):
         chain(3).load_state_dict(state)

@@ -237,7 +237,10 @@ def test_a_recipe_has_one_log_and_equal_networks(whole):
     "Steps and episodes of both are in it; updates are as many as with one process"
     out, said = whole
     a, b = nets(out, 2)
-    assert same_tensors(a['pipe']['own'], b['pipe']['own'])
+    own = [rank['pipe']['own'] for rank in (a, b)]
+    draws = [learner.pop('generator') for learner in own]  # each rank has its own
+    assert not same_tensors(*draws)
+    assert same_tensors(*own)
     assert not same_tensors(a['pipe']['above'], b['pipe']['above'])
     summary = json.loads((out / 'summary.json').read_text())
     assert 3_000 <= summary['env_steps'] < 3_000 + 2 * 256

@@ -3,11 +3,13 @@
 import faulthandler, multiprocessing, os, signal, sys, time
 from itertools import islice
 
-import pytest, torch
+import gymnasium as gym, pytest, torch
 
 import test_shards
 from fastrl_replay.all import *
 from fastrl_replay.parallel import ray_engine
+from fastrl_replay.parallel.engines import ChainCopy, outline
+from fastrl_replay.pipe import WorkerInfo
 from test_shards import Told, Version
 from workers import FORK, no_process_is_left, ray_cluster, short, zeros  # noqa: F401
 
@@ -237,6 +239,26 @@ def test_an_actor_that_is_stuck_is_named(monkeypatch):
     with pytest.raises(RuntimeWarning, match=r'worker 0 of 1 has given no answer for 0 seconds'):
         list(islice(blocks, 3))
     pipe.close()
+
+
+def test_the_environments_of_an_actor_are_closed(monkeypatch, tmp_path):
+    "In a call of its own, in which the chain must know which worker it is"
+    fake = OneThread()
+    monkeypatch.setattr(ray_engine, '_ray', lambda: fake)
+
+    def make():
+        env = gym.make('CartPole-v1')
+        env.close = (tmp_path / 'closed').touch
+        return env
+
+    data, tensors = outline(ChainCopy(GymStepper(make, zeros)))
+    engine = RayEngine()
+    worker = engine.start(WorkerInfo(0, 2), 0, data, engine.weights(tensors), 1)
+    _, chunk, error = worker.result(worker.request('next', [], tensors, 0))
+    assert error is None and len(chunk['items']) == 1
+    assert not [*tmp_path.iterdir()]
+    fake.get(worker.actor.close.remote())
+    assert [*tmp_path.iterdir()]
 
 
 class Connected:
