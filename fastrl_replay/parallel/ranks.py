@@ -221,7 +221,7 @@ class Rounds(Collected):
         rows: int = 1,  # that each rank adds at a time: as many as it has environments, say
         max_steps: float = float('inf'),  # end when all together have made so many
         max_episodes: float = float('inf'),  # end when so many of their episodes have ended
-        run=None,  # is told of blocks, by `came(rows)` and `between()`; asked for `stop`
+        run=None,  # is told when a block is done, by `between()`; asked for `stop`
     ):
         super().__init__(Gather(source, rows, exact=True), max_steps, max_episodes)
         self.ranks = ranks
@@ -234,7 +234,6 @@ class Rounds(Collected):
         blocks = iter(self.blocks())
         while not self.over:
             steps = next(blocks, None)
-            before = self.steps
             journals = self.source.journals
             if journals:
                 news = journals[0].news()
@@ -247,8 +246,6 @@ class Rounds(Collected):
             self.stopping = any(ask for _, ask, _ in told)
             if not all(there for there, _, _ in told):
                 return  # one of them has no more blocks
-            if self.run is not None:
-                self.run.came(self.steps - before)
             yield steps
             if self.run is not None and not self.over:
                 self.run.between()
