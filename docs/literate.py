@@ -189,6 +189,10 @@ def add_parameters(app, what, name, obj, options, lines):
     try:
         # without args_kwargs a comment of `**kw` would be that of the result
         found = docments(function, full=True, args_kwargs=True)
+        for base in obj.__mro__[1:] if is_dataclass(obj) else ():
+            if is_dataclass(base):  # an inherited field is documented where it is defined
+                fields = docments(base, full=True).items()
+                found |= {k: d for k, d in fields if d.docment and not found[k].docment}
     except (TypeError, ValueError, OSError):
         return  # no signature or no source
     types = getattr(function, '__annotations__', {})  # docments would guess from a default

@@ -69,7 +69,6 @@ OPTIONS = dict(  # of all commands
     episodes=dict(_N, default=20, help='how many (20)'),
     plot=dict(metavar='FILE', default='compare.png', help='the picture (compare.png)'),
     port=dict(_N, default=0, help='of the server (default: one that is free)'),
-    open=dict(_FLAG, help='open the page in a browser'),
     html=dict(
         metavar='FILE', help='write a page in one file: episodes, step by step, for any browser'
     ),
@@ -110,7 +109,7 @@ COMMANDS = dict(  # what it does, what it is about, options
     watch=(
         'Show on a page how runs go and what memories hold, while they are written',
         dict(dest='dirs', nargs='+', metavar='DIR', help='of runs and of memories'),
-        'port open',
+        'port',
     ),
 )
 

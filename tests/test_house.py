@@ -280,9 +280,12 @@ def undocumented(obj):
         if not is_dataclass(fn):  # whose fields are documented
             fn = fn.__init__
             doc += fn.__doc__ or ''
+    said = docments(fn)
+    for base in obj.__mro__ if is_dataclass(obj) else ():
+        said |= {p: c for p, c in docments(base).items() if c}
     return [
         f'a word about `{p}`'
-        for p, comment in docments(fn).items()
+        for p, comment in said.items()
         if p not in ('self', 'return', 'args', 'kwargs')
         and not comment
         and not re.search(rf'\b{p}\b', doc)

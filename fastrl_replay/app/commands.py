@@ -12,7 +12,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from ..steps.errors import not_installed
 from ..steps.files import write_whole
-from ..learning.settings import SettingsError, nearest, recipe, recipes
+from ..learning.settings import SettingsError, recipe, recipes
 from .recipes import play_episodes
 from .run_files import read_config, read_json, read_metrics, run_title
 from fastrl_replay.app.runs import (
@@ -65,7 +65,8 @@ class Bar:
                     self.board.add_scalar(name, value, steps)
         if 'eval_return' in line or steps >= self.next_line:
             self.next_line = steps + self.run.settings['steps'] / 20
-            tqdm.write(f'{steps:>9,} steps  {_numbers(line)}', file=self.file)
+            shown = [f'{k} {line[k]:.5g}' for k in _SHOWN if line.get(k) is not None]
+            tqdm.write(f'{steps:>9,} steps  {"  ".join(shown)}', file=self.file)
 
     def close(self):
         self.bar.close()
@@ -84,11 +85,6 @@ _SHOWN = (
     'fill',
     'steps_per_s',
 )
-
-
-def _numbers(line):
-    found = {name: line[name] for name in _SHOWN if line.get(name) is not None}
-    return '  '.join(f'{name} {x:.5g}' for name, x in found.items())
 
 
 def _result_text(mean, std, successes):
@@ -187,12 +183,10 @@ def _run(args, ranks):
 # %% ../../nbs/app/commands.ipynb #b822c3d2
 def show_recipes(args):
     "List the recipes, or show the settings of one"
-    found = recipes(args.settings)
     if args.recipe:
-        nearest('recipes', 'recipe', args.recipe, found)
-        print(found[args.recipe].text())
+        print(recipe(args.recipe, args.settings).text())
         return
-    for r in found.values():
+    for r in recipes(args.settings).values():
         print(f'{r.name:16} {r.about}')
 
 
@@ -204,6 +198,8 @@ def play(args):
     print(f'{title}, {"the best model, of" if args.best else "after"} {step:,} steps')
     text = _result_text(returns.mean(), returns.std(), None if won is None else won.mean())
     print(f'mean return of {len(returns)} episodes without exploring: {text}')
+    if args.record:
+        print(f'video of the first one, with a return of {returns[0]:.5g}: {args.record}')
 
 # %% ../../nbs/app/commands.ipynb #5e37623d
 def look(args):
@@ -217,7 +213,7 @@ def look(args):
 # %% ../../nbs/app/commands.ipynb #f0c70022
 def watch(args):
     "Show on a page how runs go and what memories hold, while they are written"
-    watch_dirs(args.dirs, args.port, args.open)
+    watch_dirs(args.dirs, args.port)
 
 # %% ../../nbs/app/commands.ipynb #db0312ca
 def _outcome(out):

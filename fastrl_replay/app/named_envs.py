@@ -117,14 +117,14 @@ def _making(setting, text):
 def named_env(
     env: str,  # the setting `env`
     *wrappers: str,  # the settings `wrappers` and `train_wrappers`
-    render: bool = False,  # must it give pictures?
+    **more,  # arguments of the environment, such as `render_mode`
 ) -> gym.Env:
     "Make the environment that these settings name"
     calls = read_calls('env', env)
     if len(calls) != 1:
         raise SettingsError('recipe', "setting 'env'", repr(env), 'one environment')
     with _making('env', env):
-        made = _named(*calls, dict(render_mode='rgb_array') if render else {})
+        made = _named(*calls, more)
     for text in wrappers:
         for call in read_calls('wrappers', text):
             with _making('wrappers', text):
@@ -141,34 +141,29 @@ def _imported(module):
 
 
 def _named(call, more):
-    kwargs = {**more, **call.kwargs}
     name = call.name
+    kwargs = more | call.kwargs
     if name.startswith('pettingzoo/'):
-        return _of_agents(name.partition('/')[2], kwargs)
+        try:
+            from pettingzoo import make  # an extra
+        except ImportError as e:
+            what = f"setting 'env': {name}"
+            raise not_installed('recipe', what, 'pettingzoo', SettingsError) from e
+        return Agents(make('parallel', name.removeprefix('pettingzoo/'), **kwargs))
     if name.startswith('ALE/'):
         register_games()
-    if not call.module:
-        return gym.make(name, *call.args, **kwargs)
-    made = getattr(_imported(call.module), name, None)
-    if isinstance(made, type) and issubclass(made, gym.Env):
-        return gym.wrappers.PassiveEnvChecker(made(*call.args, **kwargs))
-    return gym.make(f'{call.module}:{name}', **kwargs)
-
-
-def _of_agents(name, kwargs):
-    try:
-        from pettingzoo import make  # an extra
-    except ImportError as e:
-        raise not_installed('recipe', f"setting 'env': {name}", 'pettingzoo', SettingsError) from e
-    return Agents(make('parallel', name, **kwargs))
+    if call.module:
+        made = getattr(_imported(call.module), name, None)
+        if isinstance(made, type) and issubclass(made, gym.Env):
+            return gym.wrappers.PassiveEnvChecker(made(*call.args, **kwargs))
+        name = f'{call.module}:{name}'
+    return gym.make(name, *call.args, **kwargs)
 
 
 def _wrapper(call):
     if call.module:
         return getattr(_imported(call.module), call.name)
-    if call.name in WRAPPERS:
-        return WRAPPERS[call.name]
-    return getattr(gym.wrappers, call.name)
+    return WRAPPERS.get(call.name) or getattr(gym.wrappers, call.name)
 
 # %% ../../nbs/app/named_envs.ipynb #ae15dfb6
 def named_store(
@@ -189,14 +184,15 @@ def named_info(
     "Read the entries of info that a setting names"
     if text == 'none':
         return {}
-    calls = read_calls('info', f'info({text})')
-    entries = {**dict.fromkeys(calls[0].args), **calls[0].kwargs}
-    texts = [v for v in entries.values() if isinstance(v, (str, list, tuple))]
-    if entries and not texts and all(isinstance(k, str) for k in entries):
-        return entries
-    raise SettingsError(
-        'recipe',
-        "setting 'info'",
-        repr(text),
-        'entry names, with a number, yes or no if one may be missing: action_mask, is_success=no',
-    )
+    entries = {}
+    for entry in text.split(','):
+        name, equals, default = map(str.strip, entry.partition('='))
+        entries[name] = as_value(default) if equals else None
+        if not name[:1].isalpha() or isinstance(entries[name], str):
+            raise SettingsError(
+                'recipe',
+                "setting 'info'",
+                repr(text),
+                'names, with a number, yes or no if one may be missing: action_mask, is_success=no',
+            )
+    return entries

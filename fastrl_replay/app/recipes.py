@@ -44,14 +44,10 @@ from ..replay.replay import as_fraction
 # %% ../../nbs/app/recipes.ipynb #ffe7cc9b
 def make_env(
     s: dict,  # settings
-    training: bool = False,  # is it to be trained in, or for evaluations?
-    render: bool = False,  # must it give pictures?
+    **more,  # arguments of the environment, such as `render_mode`
 ) -> gym.Env:
     "Make an environment of a recipe"
-    around = [s['wrappers']]
-    if training:
-        around.append(s['train_wrappers'])
-    return named_env(s['env'], *around, render=render)
+    return named_env(s['env'], s['wrappers'], s['train_wrappers'], **more)
 
 # %% ../../nbs/app/recipes.ipynb #612335ef
 # what `clip =` may be → what the stepper is told
@@ -101,7 +97,7 @@ def of_rank(
 
 # %% ../../nbs/app/recipes.ipynb #64365e60
 class Watched(Pipe):
-    "Tells a run of the steps that its journal counts"
+    "Tells a run when all that a journal's steps set off has been done"
 
     takes_any_item = True
 
@@ -111,15 +107,10 @@ class Watched(Pipe):
         self._given = dict(run=None)  # for the repr
 
     def __iter__(self):
-        journal = self.source
-        seen = journal.steps
-        for item in journal:
-            if self.run is not None:
-                self.run.came(journal.steps - seen)
-            seen = journal.steps
+        for item in self.source:
             yield item
             # all stages below are done with it
-            if self.run is not None and not journal.over:
+            if self.run is not None and not self.source.over:
                 self.run.between()
 
 
@@ -131,7 +122,7 @@ class Agent:
         settings: dict,  # of a recipe
         ranks=None,  # as `Ranks`, if several learn together; None: it talks to no other
         spaces=None,  # of observations and actions, that the environment must have; None: any
-        run=None,  # is told of steps: `came(rows)`, `between()` and `stop`
+        run=None,  # is told when steps are done, by `between()`; asked for `stop`
     ):
         _check(settings)
         self.ranks = ranks or Ranks(alone=settings['ranks'])
@@ -145,9 +136,9 @@ class Agent:
         seed_generators(s['seed'], WorkerInfo(self.ranks.rank))
         torch.manual_seed(s['seed'])
         self.builder = LEARNERS[s['learner']]
-        env = make_env(s, training=True)
+        env = make_env(s)
         self.spaces = _seen_spaces(s, env)
-        if spaces and [*spaces] != [*self.spaces]:
+        if spaces and spaces != self.spaces:
             what = f'env: {s["env"]} is not that of the checkpoint'
             raise SettingsError('recipe', what, f'{self.spaces}', f'{spaces}')
         self.agents = getattr(env, 'num_envs', 1)  # of each environment
@@ -162,8 +153,7 @@ class Agent:
         # it counts what all ranks do
         all_ranks = {**self.settings, 'envs': s['envs']}
         self.policy = self.builder.policy(self.model, all_ranks, lambda: len(me().journal.returns))
-        one = partial(make_env, s, training=True)
-        source = [one] * self.settings['envs']
+        source = [partial(make_env, s)] * self.settings['envs']
         self.stepper = step_env(self.settings, source, self.policy, s['seed'])
         self.memory = self.rewards = self.shards = None
         parts = {**s, 'store': _store(s, env), 'rounds': lambda steps: steps}
@@ -197,8 +187,10 @@ class Agent:
             s['rounds'] = lambda steps: Rounds(steps, self.ranks, rows, *limits)
         elif s['train_every'] > s['envs']:
             steps = Gather(steps, s['train_every'])
-        if s['shards']:
-            s |= _of_shard(s)
+        if n := s['shards']:  # what one of them has
+            s |= dict(
+                max_sz=-(-s['max_sz'] // n), steps=s['steps'] // n, warmup=-(-s['warmup'] // n)
+            )
         batches = self.builder.batches(steps, self.model, s)
         replay = batches if hasattr(batches, 'memory') else None
         if setting(s, 'memory_path') and (replay is None or replay.memory.store.folder is None):
@@ -375,17 +367,9 @@ def _spread(stage, n, s, engine):
 
 def _with_actors(stepper, s):
     "Return a stepper in as many workers as the settings say; with shards, in those of one shard"
-    if not s['workers']:
-        return stepper
-    if s['shards']:
-        return _spread(stepper, s['workers'] // s['shards'], s, 'process')
-    return _spread(stepper, s['workers'], s, s['engine'])
-
-
-def _of_shard(s):
-    "Return what a shard has of the settings: its part of the memory, the warmup and the steps"
-    n = s['shards']
-    return dict(max_sz=-(-s['max_sz'] // n), steps=s['steps'] // n, warmup=-(-s['warmup'] // n))
+    n = s['workers'] // max(s['shards'], 1)
+    engine = 'process' if s['shards'] else s['engine']
+    return _spread(stepper, n, s, engine) if n else stepper
 
 # %% ../../nbs/app/recipes.ipynb #58036b9a
 def check_saved(
@@ -408,10 +392,12 @@ def play_episodes(
     record=None,  # a file .mp4 for a video of the first episode
 ) -> tuple:  # their returns, and whether they were successes; None: the environment doesn't say
     "Play episodes without exploring"
-    s = agent.settings
+    s = agent.settings | dict(train_wrappers='none')
     if seed is None:
         seed = 1_000_003 * (s['seed'] + 1)
     n = -(-episodes // agent.agents)
-    makers = [partial(make_env, s, render=record is not None)] + [partial(make_env, s)] * (n - 1)
+    makers = [partial(make_env, s)] * n
+    if record is not None:
+        makers[0] = partial(make_env, s, render_mode='rgb_array')
     with recording(record, makers, 'eval') as filmed:
         return play(step_env(s, filmed, agent.greedy(), seed), n * agent.agents, episodes)

@@ -107,7 +107,6 @@ class Run:
         self.ended = 0  # episodes at the last report
         self.wall = 0.0  # seconds until the last checkpoint
         self.saves = 0  # checkpoints so far
-        self.seen = 0  # steps before the last block
         # a stop was asked for, by a signal; a checkpoint is due
         self.stop = False
         self.stopped_by = signal.SIGINT
@@ -120,6 +119,7 @@ class Run:
         self.show = show or Silent()
         torch.set_num_threads(self.settings['threads'])
         self.began = perf_counter() - self.wall
+        self.seen = self.journal.steps
         with self.held:
             # from now on, it can be resumed
             if not (self.out / 'checkpoint.pt').exists():
@@ -133,18 +133,15 @@ class Run:
                 return None
             return self._finish()
 
-    def came(self, rows):
-        "A block has come; the stages below continue with it"
-        self.seen = self.journal.steps - rows
-        self.show.tick(rows)
-
     def between(self):
         "Do what is due when all that the last steps set off has been done"
+        self.show.tick(self.journal.steps - self.seen)
         if self.leads and self._due('report'):
             self.report()
         if self.leads and self._due('eval'):
             self.evaluate(self.settings['eval_episodes'])
         self.unsaved |= self._due('save')
+        self.seen = self.journal.steps
         stop = self.stop
         if self.ranks.size > 1:  # as all ranks know it
             stop = self.journal.stopping
@@ -244,13 +241,8 @@ class Run:
         "Return the file of this rank; the one before is complete until all are written"
         return self.out / f'rank-{self.ranks.rank}-{self.saves % 2}.pt'
 
-    def in_one_directory(self):
-        "Let all ranks use the directory of rank 0"
-        if self.ranks.size > 1:
-            self.out = Path(self.ranks.gather(str(self.out.absolute()))[0])
-        return self
-
     def _finish(self) -> dict:
+        self.show.tick(self.journal.steps - self.seen)
         self.save()
         if not self.leads:
             return {}
@@ -259,7 +251,7 @@ class Run:
         steps, means = self.evaluations()
         best = max(means)
         solved = self.agent.solved
-        reached = [] if solved is None else [s for s, mean in zip(steps, means) if mean >= solved]
+        reached = [s for s, mean in zip(steps, means) if solved is not None and mean >= solved]
         summary = dict(
             recipe=self.name,
             env=self.settings['env'],
@@ -354,7 +346,9 @@ def start(
             )
             write_whole(out / 'config.json', json.dumps(config, indent=2))
         run.held = held.pop_all()
-    return run.in_one_directory()
+    if ranks.size > 1:  # all write into the directory of rank 0
+        run.out = Path(ranks.gather(str(out.absolute()))[0])
+    return run
 
 # %% ../../nbs/app/runs.ipynb #5c7252fa
 def _check_empty(out, memory='none'):
@@ -458,7 +452,7 @@ def resume(
         if ranks.leads:
             _tidy(run, config)
         run.held = held.pop_all()
-    return run.in_one_directory()
+    return run
 
 
 def program(

@@ -16,7 +16,7 @@ from .recipes import check_saved
 from ..learning.checkpoints import bare_names, check_same_shapes, load_part, saved_part
 from ..learning.learners import LEARNERS
 from ..steps.files import open_plain, write_whole
-from ..steps.nested import fields_of, nest
+from ..steps.nested import fields_of
 from ..learning.settings import SettingsError, nearest
 from ..steps.states import anything, checked, dict_of
 
@@ -96,9 +96,9 @@ def space_of(
 ) -> spaces.Space:
     "Return the space that was saved"
     if 'parts' in state:
-        parts = nest(list(state['parts']), lambda k: space_of(state['parts'][k]))
-        if isinstance(parts, tuple):
-            return spaces.Tuple(parts)
+        parts = {k: space_of(part) for k, part in state['parts'].items()}
+        if '[0]' in parts:
+            return spaces.Tuple(list(parts.values()))
         return spaces.Dict(OrderedDict(parts))  # in the order of the network's inputs
     kind = state['kind']
     values = {name: state[name].numpy() for name in _SPACES[kind]}
@@ -127,11 +127,11 @@ def check_model(
     path,  # of the file, for errors
     settings: dict,  # of which the model is built
     policy: dict,  # as `policy_state` gave it
-) -> list:  # its spaces
+) -> tuple:  # its spaces
     "Raise if the model of these settings is not that of the tensors, before it takes any memory"
     nearest('run', 'learner (of a module that is not imported?)', settings['learner'], LEARNERS)
     try:
-        spaces = [space_of(policy[name]) for name in ('observation_space', 'action_space')]
+        spaces = space_of(policy['observation_space']), space_of(policy['action_space'])
         builder = LEARNERS[settings['learner']]
         with torch.device('meta'), torch.random.fork_rng(devices=[]):
             model = builder.model({**settings, 'device': 'meta'}, *spaces)

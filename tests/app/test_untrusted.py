@@ -16,7 +16,7 @@ from fastrl_replay.app.recipes import Agent, play_episodes
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import reopen, resume, start
 from fastrl_replay.app.saved_policies import load_checkpoint, write_checkpoint
-from fastrl_replay.app.watching import Watch, watched_in
+from fastrl_replay.app.watching import Watch
 from fastrl_replay.steps.errors import Explained, StateError
 from fastrl_replay.steps.files import write_whole
 from fastrl_replay.learning.settings import SettingsError, recipe
@@ -360,7 +360,7 @@ def test_a_file_of_a_run_that_is_no_plain_file(name, kind, copy, capsys, tmp_pat
     spoil(copy / name, kind)
     with within(60), small():
         try:
-            Watch(watched_in([copy]))('')
+            Watch([copy])('')
         except Explained as e:
             assert name == 'config.json' and name in str(e)
         for line in (
@@ -388,7 +388,7 @@ def test_a_file_of_a_memory_that_is_no_plain_file(name, kind, tmp_path, capsys):
         here_or_said = main(['memory', str(folder)])
         assert here_or_said == 0 or name.split('/')[-1].lstrip('.') in capsys.readouterr().err
         try:
-            Watch(watched_in([folder]))('')
+            Watch([folder])('')
         except Explained as e:
             assert name.split('/')[-1] in str(e)
         for mode in 'ra':
@@ -552,7 +552,7 @@ def test_metrics_of_many_names_are_refused(copy):
     with pytest.raises(Explained, match='names of metrics'):
         read_metrics(copy)
     with within(20):
-        assert Watch(watched_in([copy]))('')
+        assert Watch([copy])('')
 
 
 def test_a_run_plays_no_millions_of_episodes(copy, capsys):

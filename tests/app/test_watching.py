@@ -19,7 +19,7 @@ from test_recipes import stop, tiny
 from fastrl_replay.all import PrioritizedReplay, Rows
 from fastrl_replay.app.run_files import read_config, read_metrics
 from fastrl_replay.app.runs import resume
-from fastrl_replay.app.watching import Watch, state_of, watched_in
+from fastrl_replay.app.watching import Watch, state_of
 from fastrl_replay.cli import main
 from fastrl_replay.look.server import Server
 
@@ -145,17 +145,17 @@ def test_files_that_are_half_written_or_damaged_stop_no_page(name, text, copied)
     """They are read again when they have changed."""
     before = (copied / name).read_text()
     (copied / name).write_text(text)
-    watch = Watch(watched_in([copied]))
+    watch = Watch([copied])
     assert watched(watch) and b'<!doctype html>' in watch('')[1]
     (copied / name).write_text(before)
-    assert watched(Watch(watched_in([copied])))[0]['state'] == 'ended'
+    assert watched(Watch([copied]))[0]['state'] == 'ended'
 
 
 def test_a_run_and_its_memory_on_disk_are_followed(tmp_path):
     run = tiny(tmp_path / 'r', memory_path=str(tmp_path / 'rows'))
     run.train()
     assert [p['kind'] for p in report_of(tmp_path / 'r')] == ['run', 'memory']
-    one, memory = watched(Watch(watched_in([tmp_path / 'rows', tmp_path / 'r'])))
+    one, memory = watched(Watch([tmp_path / 'rows', tmp_path / 'r']))
     assert (one['kind'], memory['name']) == ('run', str(tmp_path / 'rows')) and memory['episodes']
 
 
@@ -175,7 +175,7 @@ def hostile_dir(out):
 
 
 def test_a_hostile_directory_is_text(tmp_path):
-    watch = Watch(watched_in([hostile_dir(tmp_path / 'r')]))
+    watch = Watch([hostile_dir(tmp_path / 'r')])
     for name in '', 'data/0':
         assert not re.search(r'<img src=x|<svg onload', watch(name)[1].decode())
     assert 'antigravity' not in sys.modules  # nothing is imported that its settings name
@@ -187,7 +187,7 @@ def test_a_hostile_directory_is_text(tmp_path):
 @pytest.mark.browser
 @pytest.mark.parametrize('width, theme', [(1200, 'light'), (400, 'dark')])
 def test_nothing_of_a_hostile_run_runs(browser, tmp_path, width, theme):
-    with Server(Watch(watched_in([hostile_dir(tmp_path / 'r')]))) as s:
+    with Server(Watch([hostile_dir(tmp_path / 'r')])) as s:
         opened(browser, s.url, width, theme)
         time.sleep(2.5)  # refreshed once
         assert browser.execute_script('return window.ran') is None and not sticking_out(browser)
@@ -201,7 +201,7 @@ def test_a_memory_is_seen_to_grow(browser, tmp_path):
     replay = PrioritizedReplay(bs=4, max_sz=200, store=Rows(tmp_path / 'm'))
     replay.add(rows_of(60))
     replay.flush()
-    with Server(Watch(watched_in([tmp_path / 'm']))) as s:
+    with Server(Watch([tmp_path / 'm'])) as s:
         opened(browser, s.url, 400, 'dark')
         assert '60 of 200 rows' in browser.find_element('css selector', '.lead').text
         replay.add(rows_of(60, first=60))
@@ -235,7 +235,7 @@ def test_a_run_is_seen_to_go_on_and_to_end(browser, tmp_path):
         while not (tmp_path / 'r/checkpoint.pt').exists():
             assert run.poll() is None
             time.sleep(0.1)
-        with Server(Watch(watched_in([tmp_path / 'r']))) as s:
+        with Server(Watch([tmp_path / 'r'])) as s:
             opened(browser, s.url)
             settings = "document.querySelector('[data-title=Settings]').open"
             browser.execute_script(f'window.mine = 1; {settings} = true')

@@ -8,7 +8,7 @@ import numpy as np, pytest
 from gymnasium import spaces
 
 from fastrl_replay.all import *
-from fastrl_replay.app.watching import Watch, watched_in
+from fastrl_replay.app.watching import Watch
 from fastrl_replay.cli import main
 from fastrl_replay.look.sample import memory_sample
 from fastrl_replay.memory.places import CHECK
@@ -68,7 +68,7 @@ def test_a_wrong_reference_to_a_frame_is_named_by_pages(damaged, capsys, tmp_pat
     assert main(['memory', str(damaged), '--html', str(tmp_path / 'page.html')]) == 2
     said = capsys.readouterr().err
     assert str(damaged) in said and 'is damaged' in said
-    _, page = Watch(watched_in([damaged]))('data/0')
+    _, page = Watch([damaged])('data/0')
     assert b'is damaged' in page
 
 
