@@ -337,6 +337,8 @@ def start(
         if ranks.leads:
             out.mkdir(parents=True, exist_ok=True)
             held.enter_context(lock_dir(out))
+            # again: it took time to open environments, and another process may have begun a run
+            _check_empty(out, s['memory_path'])
             config = dict(
                 recipe=run.name,
                 settings=s,
@@ -355,9 +357,10 @@ def start(
     return run.in_one_directory()
 
 # %% ../../nbs/app/runs.ipynb #5c7252fa
-def _check_empty(out):
-    "Raise if a directory has files"
-    found = sorted(os.listdir(out))
+def _check_empty(out, memory='none'):
+    "Raise if a directory has files, other than those of this memory"
+    memory = Path(memory).absolute()
+    found = sorted(p.name for p in out.iterdir() if not memory.is_relative_to(p.absolute()))
     if found:
         remedy = f'another --out, or for a run --resume {out}'
         raise SettingsError('run', f'{out} is not empty', ', '.join(found[:5]), remedy=remedy)

@@ -104,7 +104,11 @@ class Acting:
     ) -> tuple:
         "Return actions, the hidden state after them, and extra columns"
         if self.policy is None:
-            return self._draw(flags % 2 == 1, mask), None, {}
+            masks = repeat(None) if mask is None else mask.numpy().astype(np.int8)
+            # for a step that is a reset, nothing is drawn
+            each = zip(self.spaces, flags % 2 == 1, masks)
+            draws = [(deepcopy(s) if idle else s).sample(m) for s, idle, m in each]
+            return map_leaves(lambda *xs: np.array(xs), *draws), None, {}
         given = {} if mask is None else dict(mask=mask)
         hidden = ()
         if self.recurrent:
@@ -133,13 +137,6 @@ class Acting:
         if self.recurrent:
             extra['hidden'] = self.hidden
         return self._checked(action), hidden, extra
-
-    def _draw(self, idle, mask):
-        "Let each environment draw; for a step that is a reset, nothing is drawn"
-        masks = repeat(None) if mask is None else mask.numpy().astype(np.int8)
-        each = zip(self.spaces, idle, masks)
-        draws = [(deepcopy(s) if o else s).sample(m) for s, o, m in each]
-        return map_leaves(lambda *xs: np.array(xs), *draws)
 
     def _checked(self, action):
         if self.allowed is not None:

@@ -37,7 +37,7 @@ class Catch(gym.Env):
     def _drop(self):
         self.x = int(self.np_random.integers(self.size))
         self.y = 0
-        self.left = self.left - 1
+        self.left -= 1
         self.aside = int(
             self.np_random.integers(1, self.speed + 1) * self.np_random.choice([-1, 1])
         )
@@ -47,21 +47,18 @@ class Catch(gym.Env):
         if self.y == self.size - 1:
             self._drop()
         else:
-            self._fall()
+            x = self.x + self.aside
+            last = self.size - 1
+            self.x = last - abs(last - abs(x))
+            if self.x != x:
+                self.aside = -self.aside
+            self.y += 1
         reward = 0.0
         ended = False
         if self.y == self.size - 1:
             reward = 1.0 if abs(self.x - self.paddle) <= 1 else -1.0
             ended = not self.left
         return self._look(), reward, ended, False, {}
-
-    def _fall(self):
-        x = self.x + self.aside
-        last = self.size - 1
-        self.x = last - abs(last - abs(x))
-        if self.x != x:
-            self.aside = -self.aside
-        self.y = self.y + 1
 
     def _look(self):
         cells = np.zeros((self.size, self.size), np.uint8)

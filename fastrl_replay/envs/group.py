@@ -37,13 +37,13 @@ class EnvGroup:
     def __init__(
         self,
         envs,  # environments and vector environments
-        policy=None,
-        seed=None,  # of environment 0; None: unpredictable
-        first_id=0,  # the number of the first one
-        mode=None,  # how vector environments reset that don't say it
-        clip=None,
-        float32=False,
-        entries=(),  # of info: name → default
+        policy,
+        seed,  # of environment 0; None: unpredictable
+        first_id,  # the number of the first one
+        mode,  # how vector environments reset that don't say it
+        clip,
+        float32,
+        entries,  # of info: name → default
     ):
         self.seed = seed
         self.first_id = first_id

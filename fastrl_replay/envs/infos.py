@@ -19,7 +19,7 @@ class InfoRows:
         self,
         defaults: dict,  # name → default; None: it must be there
         n: int,
-        masked: bool = False,  # is the policy given a mask, which a reset must have then?
+        masked: bool,  # is the policy given a mask, which a reset must have then?
     ):
         self.defaults = defaults
         self.n = n

@@ -161,11 +161,11 @@ class SingleSlot(Slot):
 _MODES = {name: m for m in AutoresetMode for name in (m.name.lower(), m.value)}
 
 
-def as_mode(x, what='autoreset_mode', who='GymStepper'):
+def as_mode(x, who='GymStepper'):
     "Convert a name, such as 'same_step' or 'SameStep', to an autoreset mode; None stays None"
     if x is None or isinstance(x, AutoresetMode):
         return x
-    return _MODES[choice(who, what, x, _MODES)]
+    return _MODES[choice(who, 'autoreset_mode', x, _MODES)]
 
 # %% ../../nbs/envs/slots.ipynb #8e3847c5
 @dataclass

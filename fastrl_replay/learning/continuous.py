@@ -13,7 +13,6 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn import functional as F
 from ..steps.errors import ArgumentError, ArgumentTypeError, number
-from ..steps.nested import map_leaves
 from .losses import check_shape
 from .networks import feature_layers, layered
 from .policies import Exploring, n_states
@@ -27,10 +26,15 @@ class BoxBounds:
         space: spaces.Box,  # of one action; floats with finite bounds
         who: str = 'BoxBounds',  # who asks
     ):
-        good = isinstance(space, spaces.Box) and space.dtype.kind == 'f' and math.prod(space.shape)
-        if not good:
-            remedy = '.dqn for discrete actions; or gymnasium.wrappers.TransformAction'
-            raise ArgumentTypeError(who, 'the action space', space, 'a Box of floats', remedy)
+        floats = isinstance(space, spaces.Box) and space.dtype.kind == 'f'
+        if not floats or not math.prod(space.shape):
+            raise ArgumentTypeError(
+                who,
+                'the action space',
+                space,
+                'a Box of floats',
+                '.dqn for discrete actions; or gymnasium.wrappers.TransformAction',
+            )
         if not space.is_bounded():
             raise ArgumentError(
                 who,
@@ -156,10 +160,8 @@ class _BoxPolicy(Exploring):
         if self.asked < self.random:
             unit = self.rng.uniform(-1, 1, (n, self.bounds.size))
         else:
-            if self.device is not None:
-                state = map_leaves(lambda x: x.to(self.device), state)
             with torch.no_grad():
-                answer = self.actor(state)
+                answer = self.actor(self._brought(state))
             size = self.bounds.size * self.outputs
             check_shape(who, 'what the actor gives', answer, (n, size))
             unit = self._unit(answer.double().cpu().numpy())
@@ -182,11 +184,10 @@ class SquashedGaussian(_BoxPolicy):
 
     def _unit(self, answer):
         mean, log_std = np.split(answer, 2, 1)
-        if self.greedy:
-            return np.tanh(mean)
-        return np.tanh(
-            mean + np.exp(np.clip(log_std, *LOG_STD)) * self.rng.standard_normal(mean.shape)
-        )
+        if not self.greedy:
+            std = np.exp(np.clip(log_std, *LOG_STD))
+            mean = mean + std * self.rng.standard_normal(mean.shape)
+        return np.tanh(mean)
 
     def __repr__(self):
         return f'SquashedGaussian({type(self.actor).__name__}{", greedy=True" * bool(self.greedy)})'

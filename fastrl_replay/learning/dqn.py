@@ -12,15 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from ..steps.core import Steps
 from .base import Learner, allowed_next, check_discrete, discounts, full
-from fastrl_replay.learning.registry import (
-    ROW_MEMORIES,
-    Builder,
-    builds,
-    chosen,
-    network_layers,
-    normalised,
-    scheduled,
-)
+from .registry import Builder, builds, chosen, network_layers, normalised
 from .losses import check_shape, double_q_target, masked_values
 from ..pipe import stage
 from .networks import conv_net, value_net
@@ -103,8 +95,6 @@ class DQNLearner(Learner):
 class DQNBuilder(Builder):
     "`learner = dqn`: a `value_net` or a `conv_net`, n-step rows, a replay of rows"
 
-    memories = ROW_MEMORIES
-
     def model(self, s, observations, actions):
         images, hidden = network_layers(s['network'])
         net = (conv_net if images else value_net)(observations, actions, hidden, s['dueling'])
@@ -113,6 +103,5 @@ class DQNBuilder(Builder):
     def learner(self, batches, model, s):
         return batches.dqn(
             model,
-            lr=scheduled(s, 'lr'),
-            **chosen(s, 'gamma', 'double', 'target_every', 'tau', 'max_norm', 'conservative'),
+            **chosen(s, 'gamma', 'lr', 'double', 'target_every', 'tau', 'max_norm', 'conservative'),
         )

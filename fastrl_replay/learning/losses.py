@@ -15,7 +15,6 @@ def check_shape(
     what: str,  # what it is
     x,  # a tensor
     shape: tuple,  # that it must have; a name stands for any length
-    remedy: str = None,  # what to do about another shape
 ):
     "Raise `ArgumentError` if `x` is no tensor of this shape; broadcasting would hide it"
     got = f'a {type(x).__name__}'
@@ -24,7 +23,7 @@ def check_shape(
         if x.dim() == len(shape) and all(n == m or isinstance(n, str) for n, m in pairs):
             return
         got = f'shape {list(x.shape)}'
-    raise ArgumentError(who, what, got, f'[{", ".join(map(str, shape))}]', remedy)
+    raise ArgumentError(who, what, got, f'[{", ".join(map(str, shape))}]')
 
 # %% ../../nbs/learning/losses.ipynb #e07ce7a9
 def rescale(

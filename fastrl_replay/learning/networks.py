@@ -149,8 +149,7 @@ def part_sizes(
     "Return the sizes of an action's parts"
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
         return (2,) * space.shape[0]
-    plain = isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1
-    if plain and not space.start.any():
+    if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1 and not space.start.any():
         return tuple(map(int, space.nvec))
     return ()
 

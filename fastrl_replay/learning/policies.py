@@ -64,12 +64,17 @@ class Exploring(Saves):
         "Act as one of several copies"
         self.worker = info
         self.device = None
-        # the first one goes on with the random numbers that it has
-        if not (info.rank or info.restart):
-            return
-        own = self.rng.bit_generator.seed_seq
-        key = *own.spawn_key, info.rank, info.restart
-        self.rng = np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=key))
+        # the first one keeps the random numbers that it has
+        if info.rank or info.restart:
+            own = self.rng.bit_generator.seed_seq
+            key = *own.spawn_key, info.rank, info.restart
+            self.rng = np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=key))
+
+    def _brought(self, state):
+        "States where the network wants them"
+        if self.device is None:
+            return state
+        return map_leaves(lambda x: x.to(self.device), state)
 
 # %% ../../nbs/learning/policies.ipynb #cc96c22e
 class EpsGreedy(Exploring):
@@ -120,36 +125,30 @@ class EpsGreedy(Exploring):
         best = np.zeros(shape, np.int64)
         if hidden is not None or not self.actions or not explore.all():
             try:
-                best, hidden = self._best(state, hidden, n, mask)
+                if hidden is None:
+                    q = self.values(self._brought(state))
+                else:
+                    q, hidden = self.values(self._brought(state), hidden)
+                check_shape('EpsGreedy', 'values', q, (*shape, 'actions'))
+                self.actions = q.shape[-1]
+                if mask is not None:
+                    q = masked_values(q, torch.from_numpy(mask).to(q.device))
+                best = q.argmax(-1).cpu().numpy()
             except BaseException:
                 self.rng.bit_generator.advance(2**128 - 2 * chance.size)
                 raise  # as if not asked
         self.asked += n * info.world_size
         if explore.any():
-            best = np.where(explore, self._any(pick, mask), best)
+            # the action at the share `pick` of all, or of those that are allowed
+            if mask is None:
+                choices = self.actions if self.sizes is None else self.sizes
+            else:
+                choices = mask.sum(1)
+            drawn = (pick * choices).astype(np.int64)
+            if mask is not None:
+                drawn = (mask.cumsum(1) > drawn[:, None]).argmax(1)
+            best = np.where(explore, drawn, best)
         return best if hidden is None else (best, hidden)
-
-    def _any(self, pick, mask):
-        "Any action, or any that is allowed: the one at the share `pick` of them"
-        if mask is None:
-            return (pick * (self.actions if self.sizes is None else self.sizes)).astype(np.int64)
-        number = (pick * mask.sum(1)).astype(np.int64)  # among those that are allowed
-        return (mask.cumsum(1) > number[:, None]).argmax(1)
-
-    def _best(self, state, hidden, n, mask):
-        "The best actions, and the new hidden state; None: there is none"
-        if self.device is not None:
-            state = map_leaves(lambda x: x.to(self.device), state)
-        if hidden is None:
-            q = self.values(state)
-        else:
-            q, hidden = self.values(state, hidden)
-        parts = () if self.sizes is None else (len(self.sizes),)
-        check_shape('EpsGreedy', 'values', q, (n, *parts, 'actions'))
-        self.actions = q.shape[-1]
-        if mask is not None:
-            q = masked_values(q, torch.from_numpy(mask).to(q.device))
-        return q.argmax(-1).cpu().numpy(), hidden
 
     @property
     def eps_now(self):

@@ -16,14 +16,7 @@ from ..steps.nested import map_leaves
 from .base import Learner, allowed_next, check_discrete, full
 from .dqn import action_values
 from .settings import SettingsError, setting_text
-from fastrl_replay.learning.registry import (
-    Builder,
-    builds,
-    chosen,
-    network_layers,
-    normalised,
-    scheduled,
-)
+from .registry import Builder, builds, chosen, network_layers, normalised
 from .losses import masked_values, n_step_targets, rescale, unrescale
 from ..pipe import stage
 from .networks import RecurrentNet
@@ -144,6 +137,5 @@ class R2D2Builder(Builder):
         return batches.r2d2(
             model,
             n=s['n_step'],
-            lr=scheduled(s, 'lr'),
-            **chosen(s, 'gamma', 'rescaled', 'target_every', 'tau', 'max_norm'),
+            **chosen(s, 'gamma', 'lr', 'rescaled', 'target_every', 'tau', 'max_norm'),
         )

@@ -67,7 +67,7 @@ def read_setting(
 # %% ../../nbs/learning/settings.ipynb #6319e6bd
 def setting_text(value) -> str:
     "Return the value of a setting as it stands in a file"
-    if value is True or value is False:
+    if isinstance(value, bool):
         return 'yes' if value else 'no'
     if isinstance(value, tuple):
         return ' '.join(map(str, value))
@@ -109,10 +109,11 @@ class Recipe:
 
     def text(self) -> str:
         "Return the recipe as it would stand in a file"
-        lines = {'about': self.about}
+        lines = [f'[{self.name}]', f'about = {self.about}']
         for key, value in self.settings.items():
-            lines[key] = self.lines.get(key, setting_text(value))
-        return '\n'.join([f'[{self.name}]', *(f'{key} = {line}' for key, line in lines.items())])
+            line = self.lines.get(key, setting_text(value))
+            lines.append(f'{key} = {line}')
+        return '\n'.join(lines)
 
     def with_changes(
         self,

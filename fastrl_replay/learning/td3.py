@@ -9,14 +9,12 @@ __all__ = ['td3_errors', 'td3_actor_loss', 'TD3Learner', 'TD3Builder']
 import math
 from dataclasses import dataclass
 import torch
-from gymnasium import spaces
-from torch import nn
 from .continuous import BoxBounds, GaussianNoise
 from ..steps.core import Steps
-from .base import Learner, discounts, full
+from .base import discounts, full
 from .losses import check_shape
-from .registry import builds, chosen, scheduled
-from .sac import SACBuilder, critic_loss
+from .registry import builds
+from .sac import ActorCriticLearner, SACBuilder, critic_loss
 from ..pipe import stage
 
 # %% ../../nbs/learning/td3.ipynb #10f838d1
@@ -49,30 +47,19 @@ def td3_actor_loss(
 # %% ../../nbs/learning/td3.ipynb #7bbdaab1
 @stage('td3')
 @dataclass(eq=False, repr=False)
-class TD3Learner(Learner):
+class TD3Learner(ActorCriticLearner):
     "Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records"
 
     learned = dict(critics='lr', actor='lr')
     follows = dict(target='critics', target_actor='actor')
     follow_every = 'actor_every'
 
-    source: object  # a pipe of batches
-    actor: nn.Module  # states → [B, size], as `actor_net`; learned in place
-    critics: nn.Module  # states, actions from -1 to 1 → [n, B], as `Critics`; learned in place
-    space: spaces.Box  # of one action, with finite bounds
-    gamma: float = 0.99  # discount per step; ignored if rows have a `discount` column
-    lr: float = 3e-4  # of actor and critics; a number, or a function of the updates so far
-    tau: float = 0.005  # how far the slow copies go towards their models
     smoothing: float = 0.2  # standard deviation of the noise in targets, for bounds -1 and 1
     most: float = 0.5  # that noise at most
     actor_every: int = 2  # critic updates per update of the actor and of the slow copies
     max_norm: float = math.inf  # gradients are scaled down to this norm
     optimizer: object = None  # parameters → optimizer, instead of Adam
     seed: int = None  # of the noise in targets; None: others each time
-
-    def __post_init__(self):
-        self.bounds = BoxBounds(self.space, 'TD3Learner')
-        super().__post_init__()
 
     def losses(self, batch):
         kind = next(self.actor.parameters()).dtype
@@ -94,6 +81,8 @@ class TD3Builder(SACBuilder):
     "`learner = td3`: an `actor_net` and `Critics`, n-step rows, a replay of rows"
 
     spread = False
+    learns = TD3Learner
+    passed = 'gamma', 'lr', 'tau', 'smoothing', 'most', 'actor_every', 'seed'
 
     def policy(self, model, s, episodes):
         return GaussianNoise(
@@ -102,12 +91,3 @@ class TD3Builder(SACBuilder):
 
     def greedy(self, model, s):
         return GaussianNoise(model.actor, model.space, 0.0, seed=0, device=s['device'])
-
-    def learner(self, batches, model, s):
-        return batches.td3(
-            model.actor,
-            model.critics,
-            model.space,
-            lr=scheduled(s, 'lr'),
-            **chosen(s, 'gamma', 'tau', 'smoothing', 'most', 'actor_every', 'seed'),
-        )

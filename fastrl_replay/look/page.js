@@ -66,7 +66,7 @@ const facts = (named, part) => element('dl.facts', {}, ...Object.entries(named).
   element('div', { title: meaning(k, part) }, element('dt', {}, k), element('dd', {}, typeof v === 'boolean' ? (v ? 'yes' : 'no') : shown(v)))));
 
 function table(t, part) {
-  const cell = (v, j, row) => element(typeof number(v) === 'number' ? 'td.number' : 'td', {}, t.keys && j === 0 ? keyLink(v) : v === null ? '' : shown(v));
+  const cell = v => element(typeof number(v) === 'number' ? 'td.number' : 'td', {}, v === null ? '' : shown(v));
   const right = t.head.map((_, j) => t.rows.every(r => r[j] === null || typeof number(r[j]) === 'number'));
   const head = t.head.map((h, j) => element(right[j] ? 'th.number' : 'th', { scope: 'col', title: meaning(h, part) }, h));
   return element('div.scrolls', {}, element('table', {}, element('thead', {}, element('tr', {}, ...head)),
@@ -191,7 +191,7 @@ function memory(p) {
     section('Steps', element('div.searching', {}, view.input, view.message), help, element('div.panes', {}, view.list, view.steps))] : [];
   const head = data.parts.length > memories().length ? element('h2', {}, `Memory: ${p.title}`) : null;
   return [head, element('p.lead', {}, p.lead), remarks.length ? section('Remarks', element('ul.remarks', {}, ...remarks)) : p.rows ? element('p.checked', {}, checked) : null, ...steps,
-    p.charts.length ? section('The whole memory', charts(p.charts), element('div.tables', {}, ...p.tables.map(t => titled(t, p)))) : null,
+    p.charts.length ? section('The whole memory', charts(p.charts)) : null,
     section('Numbers', facts(p.numbers, p), folded('Settings', facts(p.settings, p)), folded('Bytes', facts(p.size)),
       folded('Columns of a row', table({ head: ['column', 'dtype', 'shape'], rows: p.columns.map(c => [c.name, c.dtype, c.shape.join(' × ')]) })))];
 }

@@ -6,8 +6,8 @@
 __all__ = ['ENDS', 'EPISODE_COLUMNS', 'number_episodes', 'rows_and_episodes', 'rows_of', 'probabilities_of', 'saved_priorities',
            'contents', 'timeline_contents', 'plain', 'json_text', 'picture_axes', 'kind_of', 'frames_of', 'png_of',
            'choose_episodes', 'some_steps', 'equal_rows', 'read_steps', 'facts_of_draws', 'draws_of', 'read_episode',
-           'add_pictures', 'line', 'chart', 'histogram', 'means', 'sampled_counts', 'memory_charts', 'sampled_tables',
-           'lead_of', 'memory_sample', 'samples_of']
+           'add_pictures', 'line', 'chart', 'histogram', 'means', 'memory_charts', 'lead_of', 'memory_sample',
+           'samples_of']
 
 # %% ../../nbs/look/sample.ipynb #684120a4
 import base64, json, math, struct, zlib
@@ -517,17 +517,6 @@ def means(title, seen, keys, values):
     return chart(title, 'key', line('mean', seen['oldest'] + (here + 0.5) * wide / 60, y))
 
 
-def sampled_counts(seen):
-    "Return keys that can be sampled (first rows of sequences) and their counts; None: unknown"
-    drawn = seen['row']['drawn']
-    if drawn is None or not drawn.any():
-        return None
-    if seen['unit'] == 'rows' or not seen['draw']:
-        return seen['row']['key'], drawn
-    keys = np.unique(seen['draw']['key'])
-    return keys, drawn[keys - seen['oldest']]
-
-
 def memory_charts(seen, facts):
     "Return charts of returns, of how often rows were sampled, and of priorities"
     e = seen['episode']
@@ -540,12 +529,15 @@ def memory_charts(seen, facts):
         if e[name] is not None and over.any():
             dots = line('episode', e['last'][over], e[name][over], 'dots')
             charts.append(chart(title, 'key of the last row', dots))
-    sampled = sampled_counts(seen)
-    if sampled:
-        keys, drawn = sampled
+    keys, drawn = seen['row']['key'], seen['row']['drawn']
+    if drawn is not None and drawn.any():
+        if seen['unit'] != 'rows' and seen['draw']:
+            keys = np.unique(seen['draw']['key'])
+            drawn = drawn[keys - seen['oldest']]
         step = 1 + int(drawn.max()) // 40
         edges = np.arange(0, drawn.max() + 2 * step, step) - 0.5
-        charts.append(histogram(f'Times sampled, {seen["unit"]}', 'times sampled', drawn, edges))
+        title = f'Times sampled, {seen["unit"]} ({np.mean(drawn == 0):.2%} never)'
+        charts.append(histogram(title, 'times sampled', drawn, edges))
         charts.append(means('Mean times sampled', seen, keys, drawn))
     p = facts.get('priority', np.zeros(0))
     p = p[p > 0]
@@ -557,30 +549,6 @@ def memory_charts(seen, facts):
         title = 'Mean sampling probability, times uniform'
         charts.append(means(title, seen, seen['draw']['key'], facts['probability']))
     return charts
-
-
-def sampled_tables(seen, facts):
-    "Return tables of the rows that were sampled most, and of the oldest that never were"
-    sampled = sampled_counts(seen)
-    if not sampled:
-        return []
-    keys, drawn = sampled
-    tables = []
-    never = np.flatnonzero(drawn == 0)
-    share = f'Never sampled ({len(never) / max(len(drawn), 1):.2%} of {seen["unit"]}), oldest first'
-    for title, which in (
-        ('Sampled most', np.argsort(-drawn, kind='stable')[:10]),
-        (share, never[:10]),
-    ):
-        head = ['key', 'env_id', 'times sampled', *facts]
-        rows = []
-        for i in which.tolist():
-            row = [keys[i], seen['row']['env_id'][keys[i] - seen['oldest']], drawn[i]]
-            at = np.flatnonzero(seen['draw']['key'] == keys[i])[:1] if facts else []
-            rows.append(row + [x[at[0]] if len(at) else None for x in facts.values()])
-        if rows:
-            tables.append(dict(title=title, head=head, rows=plain(rows), keys=True))
-    return tables
 
 # %% ../../nbs/look/sample.ipynb #adb0a8a5
 def lead_of(seen) -> str:
@@ -657,7 +625,6 @@ def memory_sample(
             remarks=[dict(text=text, keys=keys) for text, keys in remarks],
             checked=sum(len(s['key']) for s in steps),
             charts=memory_charts(seen, facts),
-            tables=sampled_tables(seen, facts),
             episodes=episodes,
             frames=frames,
         )

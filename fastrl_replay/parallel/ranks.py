@@ -156,10 +156,11 @@ class Ranks:
         self._compare(_settings(stages) | kinds)
         _tell(pipe, stages, WorkerInfo(self.rank, self.size))
         replay.ranks = self
+        stages[stages.index(replay) - 1].synced = True
         if learner is not None:
             learner.ranks = self
             self.spread(tensors.values())
-            if learner.generator is not None and learner.seed is not None:
+            if learner.seed is not None:
                 learner.generator.manual_seed(learner.seed + self.rank)
         return pipe
 
@@ -244,6 +245,7 @@ class RankWeights(Pipe):
     "Brings weights of batches to a scale that is that of the memories of all ranks"
 
     takes_any_item = True
+    synced = False
 
     def __init__(
         self,
@@ -254,7 +256,7 @@ class RankWeights(Pipe):
         self.ranks = ranks
 
     def __iter__(self):
-        if self.source.ranks is None:
+        if not self.synced:
             raise ArgumentError(
                 'RankWeights',
                 'a chain that was not compared with those of the other ranks',

@@ -269,6 +269,8 @@ class StepRows:
     def done(self):
         "Count the rows that were made last"
         self._records[self._which] = self._new_records
+        if self._lost:
+            self._lost.difference_update(self._last_ids.tolist())
         self.dtype = self.rows.dtype
 
     def refused(self, reward, terminated, truncated, env_id):
@@ -435,7 +437,6 @@ class StepRows:
             if e in self._lost:
                 counts = self.table['counts'][at]
                 counts[OVER] = LOST if counts[OVER] in (0, LOST) else UNKNOWN + LOST
-                self._lost.remove(e)
         self.new['env_id'] = self.rows['env_id'] = ids
         self._which = np.array([self.number[e] for e in ids.tolist()])
         self._of = env_id if type(env_id) is int else None  # an array may change
@@ -534,8 +535,7 @@ class StepRows:
         known = self._saved
         if self.dtype is not None:
             known = self.table[: len(self.number)]
-            counts = known['counts']
-            known = known[(counts[:, EPISODE] > 0) | (counts[:, OVER] >= LOST)]
+            known = known[known['counts'][:, EPISODE] > 0]
         return dict(
             envs=known if known is None else pack(Steps(known)),
             unsure=self.unsure,

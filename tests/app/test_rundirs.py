@@ -8,7 +8,7 @@ import numpy as np, pytest, torch
 
 from fastrl_replay.app import commands
 from fastrl_replay.app.named_envs import reaches_outside
-from fastrl_replay.app.recipes import check_saved
+from fastrl_replay.app.recipes import Agent, check_saved
 from fastrl_replay.app.runs import Silent, lock_dir, outside, reopen, resume
 from fastrl_replay.app.saved_policies import load_checkpoint, write_checkpoint
 from fastrl_replay.cli import main
@@ -62,6 +62,20 @@ def test_the_lock_is_kept_from_the_beginning_and_given_back(tmp_path):
         resume(tmp_path / 'r')
     with lock_dir(tmp_path / 'r'):
         pass
+
+
+def test_files_that_come_while_a_run_opens_are_kept(tmp_path, monkeypatch):
+    "Those of a run that another process began meanwhile"
+    out = tmp_path / 'r'
+
+    def slow(self):
+        out.mkdir()
+        (out / 'best.pt').write_text('precious')
+
+    monkeypatch.setattr(Agent, 'open_memory', slow)
+    with pytest.raises(SettingsError, match='not empty'):
+        tiny(out)
+    assert files(out) == {'best.pt': b'precious'}
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
