@@ -106,7 +106,7 @@ class ActorCriticLearner(Learner):
 class SACLearner(ActorCriticLearner):
     """Soft actor-critic: takes batches, improves `actor` and `critics`, yields records
 
-    `source`, `actor`, `critics`, `space`, `gamma`, `lr` and `tau` are those of `ActorCriticLearner`.
+    `source`, `actor`, `critics`, `space`, `gamma`, `lr` and `tau` are as in `ActorCriticLearner`
     """
 
     learned = dict(critics='lr', actor='lr', temperature='temperature_lr')

@@ -50,7 +50,7 @@ def td3_actor_loss(
 class TD3Learner(ActorCriticLearner):
     """Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records
 
-    `source`, `actor`, `critics`, `space`, `gamma`, `lr` and `tau` are those of `ActorCriticLearner`.
+    `source`, `actor`, `critics`, `space`, `gamma`, `lr` and `tau` are as in `ActorCriticLearner`
     """
 
     learned = dict(critics='lr', actor='lr')
