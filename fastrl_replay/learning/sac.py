@@ -104,7 +104,10 @@ class ActorCriticLearner(Learner):
 @stage('sac')
 @dataclass(eq=False, repr=False)
 class SACLearner(ActorCriticLearner):
-    "Soft actor-critic: takes batches, improves `actor` and `critics`, yields records"
+    """Soft actor-critic: takes batches, improves `actor` and `critics`, yields records
+
+    `source`, `actor`, `critics`, `space`, `gamma`, `lr` and `tau` are as in `ActorCriticLearner`
+    """
 
     learned = dict(critics='lr', actor='lr', temperature='temperature_lr')
     follows = dict(target='critics')

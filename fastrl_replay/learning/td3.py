@@ -48,7 +48,10 @@ def td3_actor_loss(
 @stage('td3')
 @dataclass(eq=False, repr=False)
 class TD3Learner(ActorCriticLearner):
-    "Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records"
+    """Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records
+
+    `source`, `actor`, `critics`, `space`, `gamma`, `lr` and `tau` are as in `ActorCriticLearner`
+    """
 
     learned = dict(critics='lr', actor='lr')
     follows = dict(target='critics', target_actor='actor')
