@@ -2452,7 +2452,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastrl_replay.pipe.Pipe.close': ('pipe.html#pipe.close', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Pipe.data_ended': ('pipe.html#pipe.data_ended', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Pipe.drawn_from': ('pipe.html#pipe.drawn_from', 'fastrl_replay/pipe.py'),
-                                    'fastrl_replay.pipe.Pipe.has_envs': ('pipe.html#pipe.has_envs', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Pipe.in_worker': ('pipe.html#pipe.in_worker', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Pipe.journals': ('pipe.html#pipe.journals', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Pipe.load_state_dict': ('pipe.html#pipe.load_state_dict', 'fastrl_replay/pipe.py'),

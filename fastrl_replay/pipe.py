@@ -277,11 +277,6 @@ class Pipe(IterDataPipe, Saves):
             s._worker_here = here
 
     @property
-    def has_envs(self) -> bool:
-        "Does this stage, or one above it, step environments?"
-        return any(s.steps_envs for s in _stages(self))
-
-    @property
     def drawn_from(
         self,
     ) -> 'Pipe':  # a replay, or a stage that stands for replays elsewhere; None: there is none

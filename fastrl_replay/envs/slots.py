@@ -86,7 +86,8 @@ class Slot:
         env, why = saved_env(self.env)
         if not self.counts[:, 0].any():
             why = None  # nothing is lost before the first step
-        return dict(env=env, why=why, seed=self.seed, moment=self.moment)
+        random = saved_env(self.env.unwrapped._np_random)[0]
+        return dict(env=env, why=why, random=random, seed=self.seed, moment=self.moment)
 
     def load_state_dict(
         self,
@@ -101,12 +102,14 @@ class Slot:
         if state['why'] is None:
             return
         self.counts[:, 2] = ABSENT
-        if seed is not None:
+        if state['random'] is not None:
+            self.env.unwrapped.np_random = decode(state['random'])
+        elif seed is not None:
             self.seed = seed + self.env_id + 1_000_003 * int(self.counts[:, 0].sum())
 
 
 # the form of what `state_dict` gives
-SLOT = dict(env=anything, why=maybe(text), seed=maybe(integer()), moment=integer())
+SLOT = dict(env=anything, why=maybe(text), random=anything, seed=maybe(integer()), moment=integer())
 
 # %% ../../nbs/envs/slots.ipynb #7d5d8362
 _NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64])  # the usual rewards
