@@ -128,6 +128,14 @@ class Offline(Journal):
                 type(source).__name__,
                 'a replay without a source, such as ExperienceReplay(bs=64)',
             )
+        if not isinstance(data, (str, Path)) and not is_minari(data):
+            raise ArgumentTypeError(
+                'Offline',
+                'data',
+                type(data).__name__,
+                'a path, minari:NAME, or a data set of Minari',
+                'replay.add(block) for blocks of rows',
+            )
         super().__init__(source, max_steps)
         self.data = data
         self.spaces = spaces
