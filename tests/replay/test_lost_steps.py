@@ -52,31 +52,6 @@ def check(replay, n_step):
         assert r['next_state'][1] - r['state'][1] == (r['n'] if n_step else 1), r
 
 
-@pytest.mark.parametrize('error', [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize('lost', [6, 7])
-def test_an_error_inside_the_chain_breaks_the_episode_off(lost, error):
-    seen = []
-
-    def fails_once(steps):
-        seen.append(steps)
-        if len(seen) == lost:
-            raise error('lost')
-        return steps
-
-    replay = OwnSteps().map(fails_once).n_step(3, gamma=0.5).experience_replay(bs=1, max_sz=100)
-    env = Counts()
-    obs, _ = env.reset()
-    for _ in range(12):
-        next_obs, reward, terminated, truncated, _ = env.step(0)
-        try:
-            replay.add_step(obs, 0, reward, next_obs, terminated, truncated)
-        except error:
-            pass
-        obs = env.reset()[0] if terminated else next_obs
-    check(replay, True)
-    assert len(replay) == {6: 10, 7: 9}[lost]  # without those that waited
-
-
 @pytest.mark.parametrize('n_step', [False, True])
 @pytest.mark.parametrize('what', ['refused', 'cleared', 'rolled back'])
 @pytest.mark.filterwarnings('ignore::UserWarning')
@@ -106,12 +81,6 @@ def test_a_row_that_only_resets_is_left_out_though_the_end_is_lost(what, n_step)
     if not n_step:
         expected = dict(refused=9, cleared=6, **{'rolled back': 7})[what]
         assert len(replay) == expected
-
-
-@pytest.mark.parametrize('name', ['truncations', 'terminal_observation', 'env_index'])
-def test_words_of_other_libraries_are_no_columns(name):
-    with pytest.raises(TypeError, match='did you mean'):
-        memory(False).add_step([0.0], 0, 1.0, [1.0], False, **{name: [0.0]})
 
 
 RESETS = [(0, 1.0, 1), (1, 1.0, 2, True), (2, 0.0, 100), (100, 1.0, 101), (101, 1.0, 102, True)]
