@@ -2661,6 +2661,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                        'fastrl_replay/replay/own_steps.py'),
                                                 'fastrl_replay.replay.own_steps.StepRows.done': ( 'replay/own_steps.html#steprows.done',
                                                                                                   'fastrl_replay/replay/own_steps.py'),
+                                                'fastrl_replay.replay.own_steps.StepRows.doubt': ( 'replay/own_steps.html#steprows.doubt',
+                                                                                                   'fastrl_replay/replay/own_steps.py'),
                                                 'fastrl_replay.replay.own_steps.StepRows.doubtful': ( 'replay/own_steps.html#steprows.doubtful',
                                                                                                       'fastrl_replay/replay/own_steps.py'),
                                                 'fastrl_replay.replay.own_steps.StepRows.load': ( 'replay/own_steps.html#steprows.load',

@@ -214,7 +214,7 @@ class StepRows:
         # environments whose episodes may have ended since: an end was refused, or they had ended
         # and were forgotten
         self._lost = set()
-        self._all_lost = False  # may those of all known environments have ended?
+        self._all_lost = unsure  # may those of all known environments have ended?
         self._last_ids = np.zeros(0, np.int64)
 
     def make(
@@ -288,8 +288,8 @@ class StepRows:
         except BlockError:
             self.unsure = True
             ids = self._last_ids  # are likely to be meant
-        # a single reward may have been meant for all environments of a vector
-        clear = len(shape) < 2 and (shape or len(self._last_ids) < 2) and len(ids) == n
+        # a single number may have been meant for all environments of a vector
+        clear = len(shape) == 1 and len(ids) == n > 0 and any(a.shape == shape for a in known)
         if clear and all(a.shape in ((), shape) for a in known):
             for a in known:
                 self._lost.update(ids[np.broadcast_to(a, n)].tolist())
@@ -525,6 +525,10 @@ class StepRows:
         "Return True if steps were counted, here or before a checkpoint"
         return self.dtype is not None or self._saved is not None
 
+    def doubt(self) -> dict:
+        "Return the attributes that say whether any environment may have ended its episode"
+        return dict(unsure=self.unsure, _all_lost=self._all_lost)
+
     @property
     def doubtful(self) -> bool:
         "Return True if the end of an episode may have been lost"
@@ -549,7 +553,7 @@ class StepRows:
         state = checked(self.who, form, state)
         self.unsure |= state['unsure']
         self._lost = set(state['lost'])
-        self._all_lost = state['all_lost']
+        self._all_lost |= state['all_lost']
         if state['envs'] is None:
             return
         saved = state['envs'].rows

@@ -310,7 +310,7 @@ class Replay(Pipe):
         before = None
         if not first.proven:
             chain = self._upstream()
-            before = chain.state_dict(), self.memory.inserted, first.rows.unsure
+            before = chain.state_dict(), self.memory.inserted, first.rows.doubt()
         steps = first.take(values, *how)
         if self._initial is not None and len(steps):
             self._check_initial(steps)
@@ -322,7 +322,7 @@ class Replay(Pipe):
         except BaseException as e:
             if before is not None and self.memory.inserted == before[1]:
                 chain.load_state_dict(before[0])
-                first.rows.unsure = before[2]  # all is as it was
+                vars(first.rows).update(before[2])  # all is as it was
             elif given or not isinstance(e, Exception):
                 first.rows.done()
                 break_off(self)

@@ -102,7 +102,10 @@ def look(rows, held):
         newest = ahead[slot, _NEWEST]
         episode = words[(row + plan[EPISODE_N]) // 4]
         step = words[(row + plan[STEP_N]) // 4]
-        if p > 0 and not goes_on(ahead, slot, episode, step):
+        follows = goes_on(ahead, slot, episode, step)
+        if tail == _EACH and step != ahead[slot, 1] + 1:
+            follows = False  # sums of rewards lead across no step that is missing
+        if p > 0 and not follows:
             at = _note(notes, at, slot, newest, tail_start(p, length, stride, tail), p, BROKE_OFF)
             p = 0
         notes[i, 1], notes[i, 2] = p, newest

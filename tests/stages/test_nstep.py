@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from fastrl_replay.all import *
 from fastrl_replay.steps.row_dtypes import extend_dtype
-from fastrl_replay.testing import same, through_file
+from fastrl_replay.testing import same, script, scripted_steps, through_file
 from strategies import cases, numbers, story
 from test_timeline import KINDS as COLUMNS
 
@@ -240,3 +240,10 @@ def test_a_refused_block_is_not_counted():
         stage.merge(Steps(rows))
     rows['reward'], rows['step_n'] = 1, (1, 2)
     assert len(stage.merge(Steps(rows))) == 2
+
+
+def test_no_sum_leads_across_a_missing_step():
+    blocks = scripted_steps([script(6)], 6)
+    del blocks[2]
+    rows = Steps.cat([*NStep(Items(blocks), 3, 1.0)]).rows
+    assert rows[['step_n', 'n']].tolist() == [(1, 2), (2, 1), (4, 3), (5, 2), (6, 1)]
