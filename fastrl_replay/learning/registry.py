@@ -23,7 +23,7 @@ def network_layers(
 ) -> tuple:  # is it for images?, sizes of its hidden layers
     "Return what the setting `network` means"
     text = setting_text(network)
-    words = text.split()
+    words = text.replace(',', ' ').split()
     images = words[:1] == ['conv']
     sizes = words[images:]
     if not words or not all(re.fullmatch(r'[1-9][\d_]{0,8}', n) for n in sizes):
