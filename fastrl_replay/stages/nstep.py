@@ -13,7 +13,7 @@ from ..steps.core import Steps
 from ..steps.errors import BlockError, number, whole
 from ..steps.row_dtypes import MASK, SUCCESS, extend_dtype, row_places
 from ..steps.episodes import SIZE, TERMINATED, TRUNCATED, BlockGate, RowLayout
-from ..pipe import Pipe, stage
+from ..pipe import Pipe, _stages, stage
 from fastrl_replay.stages.waiting import (
     BROKE_OFF,
     GOES_ON,
@@ -193,7 +193,8 @@ class NStep(Waits):
             _BEFORE,
             counted=self.n > 1,
         )
-        return Waiting(gate, self.n, 1, 'each')
+        gaps = any(getattr(s, 'leaves_gaps', False) for s in _stages(self))
+        return Waiting(gate, self.n, 1, 'each, with gaps' if gaps else 'each')
 
     def merge(
         self,
@@ -254,6 +255,7 @@ class NSkip(Pipe):
     "Keeps the first step of each episode, every `n`-th step after it, and the last one"
 
     _buffers = ('_gate',)
+    leaves_gaps = True  # sums of rewards lead across them
 
     def __init__(
         self,

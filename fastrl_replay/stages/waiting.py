@@ -35,14 +35,14 @@ def unseen(p, length, stride):
     return 0 if stride == 1 else (p - length) % stride
 
 # %% ../../nbs/stages/waiting.ipynb #acc653d1
-TAILS = 'shift', 'pad', 'drop', 'each'
-_SHIFT, _PAD, _DROP, _EACH = range(4)
+TAILS = 'shift', 'pad', 'drop', 'each', 'each, with gaps'
+_SHIFT, _PAD, _DROP, _EACH, _GAPS = range(5)
 
 
 @njit(inline=True)
 def tail_start(p, length, stride, tail):
     "Return where the last window of an episode of `p` steps starts, from 0; -1: nothing is left"
-    if tail == _EACH:
+    if tail >= _EACH:
         return max(p - length + 1, 0)  # with those after it
     left = unseen(p, length, stride)
     if left == 0 or tail == _DROP:
