@@ -37,7 +37,7 @@ def atari(
 
 # %% ../../nbs/envs/atari.ipynb #db544e6c
 class EpisodicLife(gym.Wrapper):
-    "An episode ends with each of the `lives` in `info`; the game goes on until it is over"
+    "An episode ends with each of the `lives` in `info`; the game continues until it is over"
 
     lives = 0
     next = None  # the first observation of the next life

@@ -79,7 +79,7 @@ def check_part(
     part,  # a model, an optimizer or a generator
     saved,  # what was saved of it
 ):
-    "Raise if this part of a checkpoint is of another one"
+    "Raise if a part of a checkpoint does not fit this part"
     if isinstance(part, nn.Module):
         check_same_shapes(who, saved, bare_names(part.state_dict()))
     elif isinstance(part, torch.Generator):

@@ -196,7 +196,7 @@ class Parallel(Pipe):
             self._turn = 0
 
     def _begin_chunk(self):
-        "Take the chunk that is handed on next, and ask its worker for another one"
+        "Take the chunk that is handed on next, and ask its worker for the next"
         error = self._chunk['error']
         if error is not None:
             rank = self._workers[self._turn - 1].info.rank

@@ -24,7 +24,8 @@ def group_limits(
     root='/',  # where `proc` and `sys` are
 ) -> list:  # bytes
     "What the control groups (of version 2) of this process allow, and those around them"
-    group = Path(_text_of(Path(root) / 'proc/self/cgroup').partition('::/')[2])
+    own = _text_of(Path(root) / 'proc/self/cgroup').partition('::/')[2]
+    group = Path(own.partition('\n')[0])
     folders = [Path(root) / 'sys/fs/cgroup' / p for p in (group, *group.parents)]
     texts = [_text_of(folder / 'memory.max') for folder in folders]
     return [int(text) for text in texts if text.isdigit()]
