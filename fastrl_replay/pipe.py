@@ -64,9 +64,12 @@ def _one_at_a_time(
         except GeneratorExit:
             raise
         except BaseException as error:
-            if self._valid_iterator_id == mine and not hasattr(error, 'broke_off'):
-                error.broke_off = True  # for the stages below
-                break_off(self)
+            if self._valid_iterator_id == mine:
+                begun = [(os.getpid(), s._valid_iterator_id) for s in _stages(self, here=True)]
+                # or a stage above has done so in this pass
+                if getattr(error, 'broke_off', None) not in begun:
+                    break_off(self)
+                error.broke_off = os.getpid(), mine
             raise
 
     return one_pass

@@ -20,6 +20,7 @@ from ..steps.errors import Explained
 from ..steps.files import left_over, lock_file, write_whole
 from .named_envs import reaches_outside
 from ..learning.checkpoints import load_part
+from ..learning.registry import setting
 from ..learning.settings import Recipe, SettingsError, setting_text
 from ..steps.states import Misfit, checked, described, dict_of, integer, row
 from .recipes import Agent, check_saved, play_episodes
@@ -320,8 +321,11 @@ def start(
     ranks = ranks or Ranks(alone=1)
     s = {**recipe.settings, 'ranks': ranks.size}
     out = Path(out or _new_dir(recipe))
+    memory = setting(s, 'memory_path')
+    if memory and Path(memory).resolve() == out.resolve():
+        raise SettingsError('run', 'out and memory_path are the same directory', out)
     if ranks.leads and out.exists():
-        _check_empty(out)
+        _check_empty(out, out)
     run = Run(out, recipe.name, s, ranks)
     with ExitStack() as held:
         held.callback(run.agent.pipe.close)
@@ -330,7 +334,7 @@ def start(
             out.mkdir(parents=True, exist_ok=True)
             held.enter_context(lock_dir(out))
             # again: it took time to open environments, and another process may have begun a run
-            _check_empty(out, s['memory_path'])
+            _check_empty(out, memory or out)
             config = dict(
                 recipe=run.name,
                 settings=s,
@@ -351,7 +355,7 @@ def start(
     return run
 
 # %% ../../nbs/app/runs.ipynb #5c7252fa
-def _check_empty(out, memory='none'):
+def _check_empty(out, memory):
     "Raise if a directory has files, other than those of this memory"
     memory = Path(memory).absolute()
     found = sorted(p.name for p in out.iterdir() if not memory.is_relative_to(p.absolute()))

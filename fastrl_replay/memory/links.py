@@ -19,7 +19,7 @@ from fastrl_replay.steps.episodes import (
     SIZE,
     STEP_N,
     RowLayout,
-    goes_on,
+    continues,
     note_row,
     places_of,
     row_ends,
@@ -397,7 +397,7 @@ def link_rows(numbers, plan, address, n):
         env = _u(number_of(words[_u((row + at[ENV]) >> 2)], number))
         episode = words[_u((row + at[EPISODE_N]) >> 2)]
         step = words[_u((row + at[STEP_N]) >> 2)]
-        distance = key - last_key[env] if goes_on(last, env, episode, step) else 0
+        distance = key - last_key[env] if continues(last, env, episode, step) else 0
         link[_u(slot)], back[_u(slot)], drawn[_u(slot)] = 0, 0, 0
         if 0 < distance < numbers[WINDOW]:
             before = slot - distance

@@ -151,7 +151,7 @@ class Mixture(Pipe):
         return self._named(to).add(steps)
 
     def _named(self, name):
-        if name in self.replays:
+        if name in [*self.replays]:
             return self.replays[name]
         raise ArgumentError('Mixture', 'to', repr(name), f'one of {", ".join(self.replays)}')
 
@@ -170,11 +170,13 @@ class Mixture(Pipe):
         "Add a step from your own loop to one of the replays"
         first = next(name for name, r in self.replays.items() if self.fed in (None, r))
         name = first if to is None else to
-        if name not in self.replays:
+        try:
+            replay = self._named(name)
+        except ArgumentError:
             # the step is lost, whichever replay was meant
             for r in self.replays.values():
                 r.step_rows.refused(reward, terminated, truncated, how.get('env_id', 0))
-        replay = self._named(name)
+            raise
         if self._stepped not in (None, name):
             replay.step_rows.unsure = True  # an episode may have ended in the other one
         self._stepped = name

@@ -20,7 +20,7 @@ from ..steps.core import Steps, pack
 from ..steps.errors import ArgumentTypeError, BlockError, StateError, outside, problem
 from ..steps.nested import fields_of, nested_dtype
 from ..steps.row_dtypes import column_dtype, step_dtype
-from ..steps.states import anything, block, checked, flag, integer, listed, maybe
+from ..steps.states import anything, block, checked, flag, integer, listed, maybe, text
 from ..steps.episodes import UNKNOWN, refuse_nan, standing_dtype
 from ..steps.numbering import MAX_ENVS
 from ..envs.slots import COUNTED, as_mode
@@ -209,6 +209,7 @@ class StepRows:
         self.table = None  # of `standing_dtype`: the counters and last observations
         self._saved = None  # the same from a checkpoint
         self._names = None  # of the columns of steps
+        self._saved_names = None  # the same from a checkpoint
         self._n = -1  # how many environments stepped last; None: a single one, without an axis
         self._warned = set()
         # environments whose episodes may have ended since: an end was refused, or they had ended
@@ -277,7 +278,7 @@ class StepRows:
         "Remember which episodes this step, which raised an error, may have ended"
         self._of = None  # the next step looks up its environments
         flags = [as_array(x) for x in (terminated, truncated)]
-        known = [a != 0 for a in flags if a.dtype.kind in 'biuf']
+        known = [a != 0 for a in flags if a.dtype.kind in 'biuf' and a.size]
         self.unsure |= len(known) < 2
         if not any(a.any() for a in known):
             return
@@ -323,7 +324,7 @@ class StepRows:
         if self.dtype is None:
             self._open(values, n)
         elif self._names != [*values]:
-            self._check_names(values)
+            self._check_names(values, self._names)
         if n != self._n:
             self._make_room(n)
         try:
@@ -341,6 +342,8 @@ class StepRows:
 
     def _open(self, values, n):
         "Choose columns, and look up which environments are known"
+        if self._saved_names is not None:
+            self._check_names(values, self._saved_names)
         memory = self.memory()
         dtype = first_dtype(self.who, values, n)
         if self.continues and memory is not None:
@@ -393,8 +396,8 @@ class StepRows:
             columns=columns,
         )
 
-    def _check_names(self, values):
-        missing = {*self._names} ^ values.keys()
+    def _check_names(self, values, names):
+        missing = {*names} ^ values.keys()
         if missing:
             how = 'without' if missing - values.keys() else 'with'
             raise BlockError(
@@ -473,6 +476,8 @@ class StepRows:
         begun = restarts > self.table['counts'][self._which, RESTARTS]
         env = f'environment {self.new["env_id"][(restarts * begun).argmax()]}'
         if restarts.max() >= _MOST_RESTARTS:
+            # or it would be raised again at the next step, wherever that begins
+            self.table['counts'][self._which, STEP:] = _FRESH[STEP:]
             raise BlockError(
                 self.who,
                 f'no step of {env} begins in the observation in which the one before it ended',
@@ -545,15 +550,18 @@ class StepRows:
             unsure=self.unsure,
             lost=sorted(self._lost),
             all_lost=self._all_lost,
+            columns=self._saved_names if self.dtype is None else self._names,
         )
 
     def load(self, state):
         "Continue from what was saved; this object must be new"
         form = dict(envs=maybe(block), unsure=flag, lost=listed(integer()), all_lost=flag)
+        form['columns'] = maybe(listed(text))
         state = checked(self.who, form, state)
         self.unsure |= state['unsure']
         self._lost = set(state['lost'])
         self._all_lost |= state['all_lost']
+        self._saved_names = state['columns']
         if state['envs'] is None:
             return
         saved = state['envs'].rows

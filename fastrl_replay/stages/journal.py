@@ -182,6 +182,7 @@ class Gather(Pipe):
         while self._rows >= self.n:
             yield self._together()
         for steps in self.blocks():
+            Steps.cat([*(b[:0] for b in self._waiting[:1]), steps])  # raises before it waits
             self._waiting.append(steps)
             self._rows += len(steps)
             while self._rows >= self.n:

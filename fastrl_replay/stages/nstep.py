@@ -13,7 +13,7 @@ from ..steps.core import Steps
 from ..steps.errors import BlockError, number, whole
 from ..steps.row_dtypes import MASK, SUCCESS, extend_dtype, row_places
 from ..steps.episodes import SIZE, TERMINATED, TRUNCATED, BlockGate, RowLayout
-from ..pipe import Pipe, _stages, stage
+from ..pipe import Pipe, stage
 from fastrl_replay.stages.waiting import (
     BROKE_OFF,
     GOES_ON,
@@ -193,8 +193,7 @@ class NStep(Waits):
             _BEFORE,
             counted=self.n > 1,
         )
-        gaps = any(getattr(s, 'leaves_gaps', False) for s in _stages(self))
-        return Waiting(gate, self.n, 1, 'each, with gaps' if gaps else 'each')
+        return Waiting(gate, self.n, 1, 'each')
 
     def merge(
         self,
@@ -255,7 +254,6 @@ class NSkip(Pipe):
     "Keeps the first step of each episode, every `n`-th step after it, and the last one"
 
     _buffers = ('_gate',)
-    leaves_gaps = True  # sums of rewards lead across them
 
     def __init__(
         self,
@@ -287,5 +285,9 @@ class NSkip(Pipe):
         rows, layout = self._gate.check(steps)
         self._gate.layout = layout
         step = rows['step_n']
-        keep = ((step - 1) % self.n == 0) | (step == 0) | rows['terminated'] | rows['truncated']
-        return Steps(rows.take(keep.nonzero()[0]))
+        left_out = (step - 1) % self.n
+        keep = (left_out == 0) | (step == 0) | rows['terminated'] | rows['truncated']
+        number = 1 + (step - 1) // self.n + (left_out > 0)
+        kept = rows.take(keep.nonzero()[0])
+        kept['step_n'] = np.where(step == 0, 0, number)[keep]
+        return Steps(kept)

@@ -18,7 +18,7 @@ from fastrl_replay.steps.episodes import (
     SIZE,
     STEP_N,
     BlockGate,
-    goes_on,
+    continues,
     note_row,
     row_ends,
 )
@@ -35,14 +35,14 @@ def unseen(p, length, stride):
     return 0 if stride == 1 else (p - length) % stride
 
 # %% ../../nbs/stages/waiting.ipynb #acc653d1
-TAILS = 'shift', 'pad', 'drop', 'each', 'each, with gaps'
-_SHIFT, _PAD, _DROP, _EACH, _GAPS = range(5)
+TAILS = 'shift', 'pad', 'drop', 'each'
+_SHIFT, _PAD, _DROP, _EACH = range(4)
 
 
 @njit(inline=True)
 def tail_start(p, length, stride, tail):
     "Return where the last window of an episode of `p` steps starts, from 0; -1: nothing is left"
-    if tail >= _EACH:
+    if tail == _EACH:
         return max(p - length + 1, 0)  # with those after it
     left = unseen(p, length, stride)
     if left == 0 or tail == _DROP:
@@ -102,9 +102,7 @@ def look(rows, held):
         newest = ahead[slot, _NEWEST]
         episode = words[(row + plan[EPISODE_N]) // 4]
         step = words[(row + plan[STEP_N]) // 4]
-        follows = goes_on(ahead, slot, episode, step)
-        if tail == _EACH and step != ahead[slot, 1] + 1:
-            follows = False  # sums of rewards lead across no step that is missing
+        follows = continues(ahead, slot, episode, step)
         if p > 0 and not follows:
             at = _note(notes, at, slot, newest, tail_start(p, length, stride, tail), p, BROKE_OFF)
             p = 0

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SIZE', 'ENV', 'EPISODE_N', 'STEP_N', 'TERMINATED', 'TRUNCATED', 'N_STEPS', 'UNKNOWN', 'RowLayout', 'places_of',
-           'row_ends', 'goes_on', 'note_row', 'standing_dtype', 'refuse_drawn', 'plain_rows', 'refuse_nan', 'BlockGate']
+           'row_ends', 'continues', 'note_row', 'standing_dtype', 'refuse_drawn', 'plain_rows', 'refuse_nan',
+           'BlockGate']
 
 # %% ../../nbs/steps/episodes.ipynb #105b4341
 import numpy as np
@@ -70,9 +71,9 @@ def row_ends(rows, row, at):
 
 # %% ../../nbs/steps/episodes.ipynb #1ef0dfb4
 @njit(inline=True)
-def goes_on(last, env, episode, step):
-    "Does this row go on with the last row of its environment? If not, it begins an episode"
-    return last[env, 2] and last[env, 0] == episode and last[env, 1] < step
+def continues(last, env, episode, step):
+    "Return True if this row continues the episode of its environment's last row"
+    return last[env, 2] and last[env, 0] == episode and last[env, 1] + 1 == step
 
 
 @njit(inline=True)

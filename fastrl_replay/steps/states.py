@@ -66,14 +66,14 @@ _REPEATED = 1 << 20  # entries of lists, and bytes of tensors, that a state may 
 def plain(
     x,  # a state
     depth: int = 0,  # how deep it lies
-    seen: dict = None,  # identities of lists → how many entries and bytes were repeated so far
+    seen: dict = None,  # identities of lists and memories; how much of them was repeated
 ):  # dicts, lists, tuples, tensors that are dense, and whatever else there is
     "Return the same data without repetition; raise `Misfit` if it would be much larger than it is"
+    seen = dict(repeated=0) if seen is None else seen
     if isinstance(x, torch.Tensor):
-        return _dense(x)
+        return _dense(x, seen)
     if type(x) not in (dict, OrderedDict, list, tuple):
         return x
-    seen = dict(repeated=0) if seen is None else seen
     if id(x) in seen:
         seen['repeated'] += len(x) + 1
     seen[id(x)] = True
@@ -90,7 +90,7 @@ def plain(
     return type(x)(_part(i, part, v) for i, v in enumerate(x))
 
 # %% ../../nbs/steps/states.ipynb #658874c3
-def _dense(x):
+def _dense(x, seen):
     strided = (
         x.layout is torch.strided
         and x.device.type != 'meta'
@@ -99,11 +99,17 @@ def _dense(x):
     )
     if not strided:
         raise Misfit(f'{described(x)}, {x.layout}, on {x.device}', 'a dense tensor with memory')
-    size = x.numel() * x.element_size()
-    if size - x.untyped_storage().nbytes() > _REPEATED:
+    if x.is_contiguous() and not x.is_conj() and not x.is_neg():
+        return x.detach()
+    memory = x.untyped_storage()
+    seen['repeated'] += x.numel() * x.element_size()
+    if memory.data_ptr() not in seen:
+        seen['repeated'] -= memory.nbytes()
+    seen[memory.data_ptr()] = True
+    if seen['repeated'] > _REPEATED:
         raise Misfit(
-            f'{described(x)} that takes {x.untyped_storage().nbytes()} bytes',
-            f'one of {size} bytes',
+            f'{described(x)} that takes {memory.nbytes()} bytes',
+            f'at most {_REPEATED} bytes that tensors share',
         )
     return x.detach().resolve_conj().resolve_neg().contiguous()
 

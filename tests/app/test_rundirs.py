@@ -64,6 +64,12 @@ def test_the_lock_is_kept_from_the_beginning_and_given_back(tmp_path):
         pass
 
 
+def test_a_memory_has_a_directory_of_its_own(tmp_path):
+    with pytest.raises(SettingsError, match='out and memory_path are the same directory'):
+        tiny(tmp_path / 'r', memory_path=str(tmp_path / 'x' / '..' / 'r'))
+    assert files(tmp_path) == {}
+
+
 def test_files_that_come_while_a_run_opens_are_kept(tmp_path, monkeypatch):
     "Those of a run that another process began meanwhile"
     out = tmp_path / 'r'

@@ -444,6 +444,16 @@ def test_a_space_is_not_larger_than_its_file(state, copy):
         load_policy(copy / 'large.pt')
 
 
+def test_tensors_that_share_numbers_are_not_larger_than_their_file():
+    "Each is small"
+    one = torch.zeros(1)
+    state = [one.expand(2**18) for _ in range(3000)]
+    with small(), pytest.raises(StateError, match='tensors share'):
+        ExperienceReplay(bs=1).load_state_dict(
+            dict(stage='ExperienceReplay', own=state, above=None)
+        )
+
+
 def nested(levels):
     "Lists that contain each other: 2**levels entries in a few bytes"
     x = [1]

@@ -56,7 +56,7 @@ def links(rows, max_sz, oldest):
         env, episode, step = (int(r[n]) for n in ('env_id', 'episode_n', 'step_n'))
         if env in last:
             old, old_episode, old_step, ended = last[env]
-            goes_on = not ended and old_episode == episode and old_step < step
+            goes_on = not ended and old_episode == episode and old_step + 1 == step
             if goes_on and key - old < max_sz:
                 after[old], before[key] = key, old
         ended = r['terminated'] or r['truncated']

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 import random
 import sys
 import warnings
@@ -12,9 +13,10 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from fastrl_replay.all import ExperienceReplay, GymStepper, Mixture, OwnSteps, Rows
+from fastrl_replay.all import ExperienceReplay, Gather, GymStepper, Mixture, OwnSteps, Rows, Steps
 from fastrl_replay.steps.errors import BlockError
 from fastrl_replay.testing import through_file
+from scripted import numbered
 from strategies import cases
 
 
@@ -447,6 +449,116 @@ def test_an_interrupt_while_a_step_waits_for_the_lock_loses_no_end():
     vector_step(replay, 3, 0.0, 10)
     vector_step(replay, 10, 1.0, 11)
     assert leads(replay) == [(1, 2), (10, 11)]
+
+
+@pytest.mark.parametrize('gathered', [False, True])
+def test_no_sequence_leads_over_a_missing_step(gathered):
+    def chain():
+        calls = itertools.count(1)
+        source = GymStepper(Counts(), seed=0).filter(lambda steps: next(calls) % 7)
+        return source.gather(3, exact=True) if gathered else source
+
+    how = dict(length=3, overlap=2)
+    replay = chain().sequence_replay(bs=1, max_sz=200, burn_in=0, seed=0, **how)
+    batches = [batch[0] for batch in itertools.islice(replay, 60)]
+    chunks = list(itertools.islice(chain().chunk_sequences(**how), 60))
+    for sequence in batches + chunks:
+        rows = sequence[sequence.mask]
+        assert (rows.state[1:] == rows.next_state[:-1]).all(), rows.state
+    assert max(int(s.mask.sum()) for s in chunks) == 3
+
+
+def test_a_block_that_gather_can_not_join_changes_nothing():
+    wrong = Steps(numbered(3).rows[['state', 'reward']])
+    stage = Gather(iter([numbered(2), wrong, numbered(2, 2)]), 4)
+    with pytest.raises(BlockError, match='reward'):
+        list(stage)
+    assert through_file(stage.state_dict())
+    (joined,) = stage
+    assert joined == numbered(4)
+
+
+@pytest.mark.parametrize('other_chain', [False, True])
+def test_an_error_that_was_raised_before_loses_steps_too(other_chain):
+    "One exception object is raised twice, or comes from another chain in which it was raised first"
+    error = RuntimeError()
+    calls = itertools.count(1)
+
+    def fails(steps):
+        raise error
+
+    def fails_at_times(steps):
+        if next(calls) % 6:
+            return steps
+        if other_chain:
+            next(iter(GymStepper(Counts(), seed=0).map(fails)))
+        raise error
+
+    chain = GymStepper(Counts(), seed=0).map(fails_at_times).n_step(3, 1.0)
+    replay = chain.experience_replay(bs=1, max_sz=100, seed=0)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            list(itertools.islice(replay, 99))
+    episodes = {}
+    for row in replay.memory[:].rows:
+        episodes.setdefault(row['episode_n'].item(), []).append(row['step_n'].item())
+    assert all(steps == [*range(1, len(steps) + 1)] for steps in episodes.values()), episodes
+
+
+@pytest.mark.parametrize('to', [['a'], 'c'])
+def test_a_mixture_remembers_an_end_for_a_replay_that_it_does_not_have(to):
+    mixture = Mixture({name: ExperienceReplay(bs=1, max_sz=20) for name in 'ab'}, bs=2)
+    vector_step(mixture, 0, 1.0, 1)
+    with pytest.raises(ValueError, match='Mixture: to; got'):
+        vector_step(mixture, 1, 1.0, 2, True, to=to)
+    vector_step(mixture, 2, 0.0, 10)
+    vector_step(mixture, 10, 1.0, 11)
+    assert leads(mixture.replays['a']) == [(0, 1), (10, 11)]
+
+
+def test_flags_without_entries_may_have_been_an_end():
+    replay = ExperienceReplay(bs=1, max_sz=20)
+    vector_step(replay, 0, 1.0, 1)
+    how = dict(env_id=0, autoreset_mode='next_step')
+    with pytest.raises(BlockError, match='truncated'):
+        replay.add_step([[1.0]], [0], [1.0], [[2.0]], [False], [], **how)
+    with pytest.warns(UserWarning, match='left out'):
+        vector_step(replay, 2, 0.0, 10)
+    vector_step(replay, 10, 1.0, 11)
+    assert leads(replay) == [(0, 1), (10, 11)]
+
+
+@pytest.mark.filterwarnings('ignore::UserWarning')
+def test_steps_that_follow_each_other_are_taken_after_many_that_did_not():
+    "Every other step is wrong, until an error says so; then all are right"
+    replay = ExperienceReplay(bs=1, max_sz=100)
+    for t in range(20):
+        with contextlib.suppress(BlockError):
+            vector_step(replay, t, 1.0 if t % 2 else np.nan, t + 1)
+    before = len(replay)
+    for t in range(20, 30):
+        vector_step(replay, t, 1.0, t + 1)
+    assert len(replay) == before + 10 and leads(replay)[-1] == (29, 30)
+
+
+@pytest.mark.parametrize('chain', [False, True])
+def test_a_wrong_column_after_a_checkpoint_changes_no_later_step(chain):
+    def build():
+        return memory(n_step=chain)
+
+    replay = build()
+    vector_step(replay, 0, 1.0, 1)
+    vector_step(replay, 1, 1.0, 2, True)
+    state = through_file(replay.state_dict())
+    replay = build()
+    replay.load_state_dict(state)
+    # a reset, of which no row comes
+    with pytest.raises(BlockError, match='other columns than at the first call: with typo'):
+        vector_step(replay, 2, 0.0, 10, typo=np.zeros(1))
+    vector_step(replay, 2, 0.0, 10)
+    vector_step(replay, 10, 1.0, 11)
+    vector_step(replay, 11, 1.0, 12, True)
+    assert leads(replay)[-1][0] == 11
 
 
 @pytest.mark.parametrize('own', [False, True])

@@ -81,7 +81,7 @@ class Model:
                 continue
             if env in self.running:
                 last = self.rows[self.running[env][0][-1]]
-                if r['step_n'] == 1 or r['episode_n'] != last['episode_n']:
+                if r['step_n'] != last['step_n'] + 1 or r['episode_n'] != last['episode_n']:
                     found += self.end(env)
             keys, start, _ = lane = self.running.setdefault(env, [[], 0, 0])
             keys.append(key)

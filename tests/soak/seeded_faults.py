@@ -93,7 +93,7 @@ FAULTS = [
     Fault(
         1,
         'steps/episodes.py',
-        'last[env, 2] and last[env, 0] == episode and last[env, 1] < step',
+        'last[env, 2] and last[env, 0] == episode and last[env, 1] + 1 == step',
         'last[env, 2]',
         'stages/test_sequence.py memory/test_timeline.py',
     ),

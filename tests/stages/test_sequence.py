@@ -43,7 +43,7 @@ def naive(rows, length, overlap, tail, ended=False):
         env = int(r['env_id'])
         if env in running:
             before = rows[running[env][0][-1]]
-            if r['episode_n'] != before['episode_n'] or r['step_n'] <= before['step_n']:
+            if r['episode_n'] != before['episode_n'] or r['step_n'] != before['step_n'] + 1:
                 end(env, i)
         episode, start, _ = entry = running.setdefault(env, [[], 0, 0])
         episode.append(i)
