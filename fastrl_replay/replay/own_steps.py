@@ -476,8 +476,7 @@ class StepRows:
         begun = restarts > self.table['counts'][self._which, RESTARTS]
         env = f'environment {self.new["env_id"][(restarts * begun).argmax()]}'
         if restarts.max() >= _MOST_RESTARTS:
-            # or it would be raised again at the next step, wherever that begins
-            self.table['counts'][self._which, STEP:] = _FRESH[STEP:]
+            self.table['counts'][self._which, RESTARTS] = 0  # or each later step is an error too
             raise BlockError(
                 self.who,
                 f'no step of {env} begins in the observation in which the one before it ended',
