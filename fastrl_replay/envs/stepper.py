@@ -172,10 +172,6 @@ class GymStepper(Positioned):
         if not self.piped:
             self._group(None)
 
-    def break_off(self):
-        for group in self._groups.values():
-            group.broken = True
-
     def _slots(self):
         return [slot for group in self._groups.values() for slot in group.slots]
 

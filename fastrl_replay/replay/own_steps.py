@@ -304,16 +304,6 @@ class StepRows:
             self._lost.update(self.number)
             self._all_lost = False
 
-    def break_off(self):
-        "Let all environments begin an episode: rows of those under way may be lost"
-        self.unsure = True
-        if self.table is None:
-            return
-        counts = self.table['counts']
-        under_way = counts[:, OVER] != 1
-        under_way[self._which] = True
-        counts[under_way, STEP:] = _FRESH[STEP:]
-
     def _write(self, values):
         "Write the values column by column"
         reward = values['reward']
@@ -674,15 +664,6 @@ class OwnSteps(Pipe):
             self._refuse_nan(steps.rows)
             self._waiting.append(steps)
         self.rows.done()
-
-    def break_off(self):
-        "Drop rows that wait; all environments begin an episode with their next step"
-        self._waiting.clear()
-        self.rows.break_off()
-        self.rows.warn(
-            'after an error in the chain, rows that waited in it are lost: new episodes begin',
-            'none',
-        )
 
     def __setstate__(self, state):  # a copy begins new episodes
         super().__setstate__(state)

@@ -30,7 +30,7 @@ from ..steps.states import anything, checked, integer, listed
 from ..memory.directory import shard_path
 from ..memory.samplers import Sampler, Uniform, drawn, importance_weights, left_out
 from ..memory.timeline import Timeline
-from ..pipe import Pipe, break_off, upstream
+from ..pipe import Pipe, upstream
 from .own_steps import StepRows, step_values
 from .views import Transitions, View
 
@@ -325,7 +325,6 @@ class Replay(Pipe):
                 vars(first.rows).update(before[2])  # all is as it was
             elif given or not isinstance(e, Exception):
                 first.rows.done()
-                break_off(self)
             raise
         first.proven = first.proven or len(keys) > 0
         return np.concatenate(keys) if keys else np.zeros(0, np.int64)

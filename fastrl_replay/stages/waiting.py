@@ -274,9 +274,6 @@ class Waits(Holding):
         own = [getattr(self, name) for name in self.arguments]
         return dict(arguments=exactly(own), over=flag, held=anything)
 
-    def break_off(self):
-        self._held.end()
-
     def snapshot(self):
         own = [getattr(self, name) for name in self.arguments]
         return dict(arguments=own, over=self._at_end, held=self._held.snapshot())

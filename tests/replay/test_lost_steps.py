@@ -389,10 +389,12 @@ def test_no_window_spans_what_an_error_behind_the_chain_has_lost(error, again):
             else:
                 state[env] = 500
     kept = replay.memory[:]
-    assert kept.state.flatten().unique().numel() == len(kept)
-    assert torch.equal(kept.next_state, kept.state + 3)
+    # the step that was given again is there twice: it was taken
+    assert kept.state.flatten().unique().numel() == len(kept) - again
+    assert torch.equal(kept.next_state, kept.state + kept.n[:, None])
     for batch in (replay.sample() for _ in range(30)):
-        assert (batch.state.diff(dim=1) == 1).all()
+        follows = batch.state.diff(dim=1).squeeze(-1)[batch.mask[:, 1:]]
+        assert (follows == 1).all()
 
 
 def test_a_loaded_mixture_knows_which_replay_took_the_last_step():
@@ -476,33 +478,6 @@ def test_a_block_that_gather_can_not_join_changes_nothing():
     assert through_file(stage.state_dict())
     (joined,) = stage
     assert joined == numbered(4)
-
-
-@pytest.mark.parametrize('other_chain', [False, True])
-def test_an_error_that_was_raised_before_loses_steps_too(other_chain):
-    "One exception object is raised twice, or comes from another chain in which it was raised first"
-    error = RuntimeError()
-    calls = itertools.count(1)
-
-    def fails(steps):
-        raise error
-
-    def fails_at_times(steps):
-        if next(calls) % 6:
-            return steps
-        if other_chain:
-            next(iter(GymStepper(Counts(), seed=0).map(fails)))
-        raise error
-
-    chain = GymStepper(Counts(), seed=0).map(fails_at_times).n_step(3, 1.0)
-    replay = chain.experience_replay(bs=1, max_sz=100, seed=0)
-    for _ in range(3):
-        with pytest.raises(RuntimeError):
-            list(itertools.islice(replay, 99))
-    episodes = {}
-    for row in replay.memory[:].rows:
-        episodes.setdefault(row['episode_n'].item(), []).append(row['step_n'].item())
-    assert all(steps == [*range(1, len(steps) + 1)] for steps in episodes.values()), episodes
 
 
 @pytest.mark.parametrize('to', [['a'], 'c'])
@@ -589,10 +564,10 @@ def test_no_window_spans_a_block_that_an_error_in_a_pass_has_lost(own, before):
             next(iter(replay), None)
     assert len(replay) > 20
     check(replay, 2)
-    lost = seen[1].rows
-    for row in replay.memory[:].rows:
-        same = row['episode_n'] == lost['episode_n'][0]
-        assert not same or row['step_n'] <= lost['step_n'][0]
+    rows = replay.memory[:].rows
+    lost = seen[1].rows[0]
+    later = rows[rows['episode_n'] == lost['episode_n']]['step_n'] > lost['step_n']
+    assert later.any()  # the episode continues behind the gap
 
 
 class Resets:
