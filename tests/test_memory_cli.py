@@ -102,14 +102,6 @@ def same_on_disk(a, b, ma, mb):
 
 
 @pytest.mark.slow
-def test_a_run_on_disk_is_the_run_in_main_memory(tmp_path):
-    "To the last digit"
-    for d, more in ('ram', {}), ('disk', dict(memory_path=str(tmp_path / 'm'))):
-        start(recipe('cartpole-per', **SMALL, **more), tmp_path / d).train()
-    assert no_clock(read_metrics(tmp_path / 'ram')) == no_clock(read_metrics(tmp_path / 'disk'))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('name', RUNS)
 def test_kill_9_costs_nothing_but_time(name, tmp_path):
     "SIGKILL at a random moment after a checkpoint, three times; resumed, it equals a whole run"

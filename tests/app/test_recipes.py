@@ -13,11 +13,11 @@ from hypothesis import given, strategies as st
 from fastrl_replay.app import commands
 from fastrl_replay.app.named_envs import read_calls
 from fastrl_replay.app.offline import open_memory
-from fastrl_replay.app.recipes import Agent, play_episodes
+from fastrl_replay.app.recipes import Agent
 from fastrl_replay.app.run_files import read_config, read_metrics
 from fastrl_replay.app.runs import Silent, interruptible, resume, start
 from fastrl_replay.cli import main
-from fastrl_replay.steps.errors import NoRoom, StateError
+from fastrl_replay.steps.errors import StateError
 from fastrl_replay.learning.settings import SettingsError, recipe, recipes
 from fastrl_replay.memory.rows import Rows
 from fastrl_replay.replay.experience import ExperienceReplay
@@ -333,21 +333,6 @@ def test_an_environment_from_the_working_directory(mine, capsys):
     said = capsys.readouterr().out
     assert f'{title}, after 400 steps' in said
     assert 'mean return of 2 episodes without exploring: 24 ' in said
-
-
-@pytest.mark.parametrize(
-    'env, episode',
-    [
-        ('Maze', 3),
-        ('Maze(5)', 5),
-        ('OwnMaze-v0(size=5)', 5),
-        ('OwnMaze-v0(max_episode_steps=1)', 1),
-    ],
-)
-def test_names_of_environments(env, episode, mine):
-    "A class, or an id, with or without arguments"
-    agent = Agent(recipe('cartpole', **TINY, env=f'{mine}:{env}').settings)
-    assert play_episodes(agent, 2)[0].tolist() == [episode] * 2
 
 
 def test_a_wrapper_that_changes_the_action_space(tmp_path):
@@ -1056,13 +1041,6 @@ def test_what_is_no_data_is_said_before_a_run_begins(tmp_path, monkeypatch, data
     with pytest.raises(Exception, match=said) as e:
         start(recipe('cartpole-offline', data=data, **OFFLINE), tmp_path / 'run')
     assert not (tmp_path / 'run').exists() and '\n' not in str(e.value)[:200]
-
-
-def test_more_recorded_rows_than_room_are_refused(recordings, tmp_path):
-    few = dict(data=str(recordings / 'rows'), max_sz=50, **OFFLINE)
-    with pytest.raises(NoRoom, match='max_sz=50. Remedy: a larger max_sz'):
-        start(recipe('cartpole-offline', **few), tmp_path / 'run')
-    assert not (tmp_path / 'run').exists()
 
 
 def test_a_memory_that_was_not_filled_to_the_end_is_not_taken(recordings, tmp_path):

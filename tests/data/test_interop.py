@@ -3,20 +3,18 @@
 import pickle
 import sys
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from torchdata import nodes
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fastrl_replay.all import *
 from fastrl_replay.testing import same, through_file
-from scripted import Remember, by_env, numbered, take
+from scripted import Remember, numbered, take
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*set_vital')
 SCRIPTS = [
@@ -51,26 +49,6 @@ def loaded(dataset, **kw):
 
 
 # ---- DataLoader ----
-
-
-def test_policies_in_workers_have_dice_of_their_own_and_again_the_same():
-    def blocks():
-        return take(
-            DataLoader(carts(2, EpsGreedy(Two(), eps=0.5, seed=3)), batch_size=None, num_workers=2),
-            60,
-        )
-
-    a, b = blocks(), blocks()
-    assert same(a, b)
-    actions = [rows['action'] for rows in by_env(a, 30)]
-    assert not np.array_equal(actions[0], actions[2]) and not np.array_equal(actions[1], actions[3])
-
-
-def test_unseeded_copies_of_given_environments_differ():
-    pipe = GymStepper(gym.make('CartPole-v1'))
-    take(pipe, 3)  # it has RNG state now, which a fork would copy
-    one, two = take(DataLoader(pipe, batch_size=None, num_workers=2), 2)
-    assert not torch.equal(one.state, two.state) and one.step_n.item() == two.step_n.item() == 1
 
 
 def ints():

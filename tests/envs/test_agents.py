@@ -264,15 +264,6 @@ def test_what_was_opened_is_closed_and_what_was_given_is_not():
     assert made[0].closed and not hasattr(given, 'closed')
 
 
-def test_n_step_returns_do_not_cross_agents_or_their_ends():
-    rows = np.concatenate(
-        [b.rows for b in take(GymStepper(Script(), seed=0).n_step(2, gamma=0.5), 12)]
-    )
-    first = rows[(rows['env_id'] == 0) & (rows['episode_n'] == 1)]
-    r = [1 / 4 + t * t for t in (1, 2, 3, 4)]
-    assert first['reward'].tolist() == [r[0] + r[1] / 2, r[1] + r[2] / 2, r[2] + r[3] / 2, r[3]]
-
-
 def test_environments_of_pettingzoo():
     pettingzoo = pytest.importorskip('pettingzoo')
 
@@ -338,17 +329,3 @@ def test_an_agent_that_an_environment_leaves_out_is_named(drop):
 
     with pytest.raises(EnvError, match="KeyError: 'b'"):
         take(GymStepper(Drops()), 1)
-
-
-def test_an_agent_that_leaves_without_an_end_fails_in_the_next_step():
-    class Leaves(Script):
-        def step(self, actions):
-            return (
-                *super().step(actions)[:2],
-                dict.fromkeys(actions, False),
-                dict.fromkeys(actions, False),
-                {},
-            )
-
-    with pytest.raises(EnvError, match='actions of others'):
-        take(GymStepper(Leaves()), 2)

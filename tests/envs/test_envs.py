@@ -7,7 +7,6 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from hypothesis import given, strategies as st
-from torch.utils.data import DataLoader
 
 from fastrl_replay.all import *
 from fastrl_replay.envs import catch  # noqa: F401 (the last two register games)
@@ -136,14 +135,6 @@ def bad_cartpole_rows(rows):
             and not r['truncated']
         )
     return bad
-
-
-CARTPOLES = {
-    'list': lambda: ['CartPole-v1'] * 3,
-    'mix': lambda: ['CartPole-v1', gym.make_vec('CartPole-v1', 2)],
-    **{m: lambda m=m: vector([cartpole] * 3, m) for m in MODES},
-    'Async': lambda: vector([cartpole] * 3, 'NextStep', AsyncVectorEnv),
-}
 
 
 @pytest.mark.parametrize(
@@ -433,18 +424,6 @@ def test_action_spaces_are_seeded_like_their_environments():
             assert rows['action'].tolist() == [space.sample() for _ in range(20)]
     twin = spaces.Discrete(3, seed=99)
     assert [e.action_space.sample() for e in envs] == [twin.sample()] * 3
-
-
-def test_one_seed_one_stream(closing):
-    "Lists and vectors in all modes agree on every CartPole row; other seeds, or none, differ"
-    kinds = [k for k in CARTPOLES if k != 'mix']
-    streams = {k: take(GymStepper(closing(CARTPOLES[k]()), seed=np.int64(5)), 130) for k in kinds}
-    for k in kinds:
-        assert same_streams(streams[k], streams['list'], 90), k
-    for s, t in (5, 6), (None, None):
-        assert take(GymStepper('CartPole-v1', seed=s), 20) != take(
-            GymStepper('CartPole-v1', seed=t), 20
-        )
 
 
 # ---- policies ----
@@ -1026,15 +1005,6 @@ def test_a_pickle_of_a_restored_pipe_keeps_its_place():
     assert take(pickle.loads(pickle.dumps(b)), 3) == take(a, 3)
 
 
-@pytest.mark.parametrize('workers', [0, 1, 2])
-def test_dataloader_workers_step_environments(workers):
-    "batch_size=None: each worker runs the pipe, and blocks arrive whole"
-    pipe = GymStepper(['CartPole-v1'] * 2, lambda s: (s[:, 2] > 0).long(), seed=3).header(12)
-    got = list(DataLoader(pipe, batch_size=None, num_workers=workers))
-    truth = take(GymStepper(['CartPole-v1'] * 2, lambda s: (s[:, 2] > 0).long(), seed=3), 12)
-    assert len(got) == 12 * max(workers, 1) and got[:: max(workers, 1)] == truth
-
-
 # ---- saving and restoring ----
 
 SAVED = {
@@ -1248,15 +1218,6 @@ def test_a_pipe_of_environments_can_be_saved_twice():
 
 def _scripted(i):
     return ScriptedEnv(**script(9, env=i))
-
-
-@pytest.mark.parametrize('name', CARTPOLES)
-def test_every_cartpole_row_survives_a_fresh_simulator(name, closing):
-    "300 steps of 3 CartPoles: 0 bad rows, counters unbroken, episodes chained"
-    blocks = take(GymStepper(closing(CARTPOLES[name]()), seed=0), 300)
-    for rows in by_env(blocks):
-        assert bad_cartpole_rows(rows) == 0 and well_counted(rows) is None and chained(rows)
-        assert rows['terminated'].sum() > 5
 
 
 @pytest.mark.parametrize('name', ['list', *MODES])

@@ -6,13 +6,11 @@ import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from fastrl_replay.all import *
-from fastrl_replay.pipe import as_worker
 from fastrl_replay.cli import main
 from fastrl_replay.learning.settings import recipe
 from fastrl_replay.app.recipes import Agent, play_episodes
 from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import resume, start
-from fastrl_replay.testing import same, through_file
 
 
 def bits(k):
@@ -43,10 +41,6 @@ def told():
 
 def first_of():
     return Told(**SCRIPTS[0])
-
-
-def second_of():
-    return Told(**SCRIPTS[1])
 
 
 def first_allowed(state, mask):
@@ -85,22 +79,6 @@ def test_entries_stay_with_their_row(name, tmp_path):
     "Memories are full soon: rows are overwritten"
     for batch in CHAINS[name](stepper(), tmp_path).header(30):
         check(batch.rows)
-
-
-def test_a_chain_goes_on_where_it_was_saved(tmp_path):
-    a, b = (CHAINS['rank'](stepper(seed=3), tmp_path) for _ in range(2))
-    list(islice(a, 7))
-    b.load_state_dict(through_file(a.state_dict()))
-    assert same(list(islice(a, 9)), list(islice(b, 9)))
-
-
-def test_workers():
-    alone = Steps.cat(list(islice(stepper(), 30))).rows
-    for rank, make in enumerate((first_of, second_of)):
-        with as_worker(WorkerInfo(rank, 2)):
-            got = Steps.cat(list(islice(GymStepper(make, first_allowed, info=KEPT), 30))).rows
-        assert check(got) == 30 and (got['env_id'] == rank).all()
-        assert (got['action_mask'] == alone[alone['env_id'] == rank]['action_mask']).all()
 
 
 class Says(gym.Env):
@@ -310,9 +288,3 @@ def test_a_policy_is_evaluated_with_the_mask_it_was_trained_with(several):
     assert all(m is not None and m.any(1).all() for m in asked)
     with pytest.raises(EnvError, match="entry 'level'"):
         evaluate(asks, env, 2, info='level')
-
-
-def test_a_missing_entry_is_named_with_those_that_are_there():
-    says = r"entry 'actions_mask' is not in info; got info with \['a'\]. Remedy: a default"
-    with pytest.raises(EnvError, match=says):
-        columns(Says(dict(a=1)), info='actions_mask')

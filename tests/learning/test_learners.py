@@ -441,26 +441,6 @@ def test_sequences_without_anything_to_learn():
     assert same(weights(learner.model), before)
 
 
-def test_dueling_and_other_memories():
-    "A dueling head, and a network with one tensor of memory"
-
-    class Gru(nn.GRU):
-        def initial_hidden(self, n):
-            return torch.zeros(n, 3).double()
-
-        def forward(self, s, h):
-            y, h = super().forward(s, h[None].contiguous())
-            return y, h[0]
-
-    replay = SequenceReplay(None, 2, 50, length=4, burn_in=2, overlap=2, seed=0)
-    replay.add(Steps(tale([9, -9], hidden=False)))
-    for net in Gru(2, 3, batch_first=True).double(), recurrent(dueling=True):
-        before, learner = weights(net), R2D2Learner([], net, lr=1e-2)
-        for _ in range(30):
-            learner.learn(replay.sample())
-        assert not any(torch.equal(before[k], v) for k, v in net.state_dict().items())
-
-
 def test_padded_states_of_a_space_without_0():
     "An episode is shorter than a sequence"
     space = Discrete(4, start=2)

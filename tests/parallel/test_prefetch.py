@@ -308,20 +308,6 @@ def test_the_thread_ends_with_the_stage():
     assert not mine[0].is_alive() and replay.sample() is not None
 
 
-def test_a_fork_waits_for_draws_and_makes_a_thread():
-    "The child's batches are the parent's"
-    replay = uneven(KINDS['proportional'](blocks(40)), 0.05)
-    pipe = replay.prefetch(3)
-    take(pipe, 3)
-    fork = multiprocessing.get_context('fork')
-    out = fork.Queue()
-    child = fork.Process(target=lambda: out.put(keys(answered(pipe, 9))))
-    child.start()
-    assert out.get(timeout=60) == keys(answered(pipe, 9))
-    child.join(60)
-    assert child.exitcode == 0
-
-
 @pytest.mark.parametrize('workers', [0, 1])
 def test_in_a_dataloader(workers):
     a, b = (KINDS['proportional'](blocks(30)).prefetch(2) for _ in range(2))
@@ -429,30 +415,6 @@ def test_a_fork_finds_a_replay_that_can_be_used():
 
 
 # ---- training ----
-
-
-def losses(ahead, slow):
-    torch.manual_seed(0)
-    env = spaces.Box(-np.inf, np.inf, (4,)), spaces.Discrete(2)
-    model = value_net(*env, (16,))
-    replay = (
-        GymStepper(['CartPole-v1'] * 2, EpsGreedy(model, 0.2, seed=0), seed=0)
-        .n_step(3, 0.99)
-        .prioritized_replay(bs=16, max_sz=100, ratio=0.5, seed=0)
-    )
-    return [
-        r['loss']
-        for r in take(
-            (uneven(replay) if slow else replay).prefetch(ahead).dqn(model, target_every=9), 60
-        )
-    ]
-
-
-def test_the_same_training_run():
-    "Twice, and with a thread that dawdles"
-    first = losses(2, False)
-    assert first == losses(2, False) == losses(2, True) and len(set(first)) == 60
-    assert first != losses(1, False)  # another order is another run
 
 
 def test_closing_ends_the_thread_and_loses_no_batch():

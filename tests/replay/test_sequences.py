@@ -357,25 +357,6 @@ def consistent(part, whole):
         assert set(part.reward[i].tolist()) <= set(whole.reward[place[k]].tolist())
 
 
-def test_the_shape_of_a_batch(batch):
-    "Columns of steps [B, length], of sequences [B]; the burn-in comes first"
-    assert batch.shape == (4, 5) and len(batch) == 4
-    assert batch.state.shape == (4, 5, 2) and batch.mask.dtype == torch.bool
-    assert (batch.burn_in.shape, batch.train.shape) == ((4, 2), (4, 3))
-    assert torch.equal(torch.cat([batch.burn_in.reward, batch.train.reward], 1), batch.reward)
-    for name in 'index', 'weight', 'hidden':
-        assert torch.equal(batch[name], getattr(batch, name))
-        assert torch.equal(batch.train[name], batch[name])
-    assert batch.hidden.tolist() == [
-        [2 * s - 2.0, 2 * s - 1.0] if e == 1 else [50.0, 50.0]
-        for s, e in zip(batch.step_n[:, 0].tolist(), batch.episode_n[:, 0].tolist())
-    ]
-    assert set(batch.asdict()) == {*batch.dtype.names, 'index', 'weight', 'hidden'}
-    assert 'Sequences [4, 5]' in repr(batch) and 'weight' in repr(batch)
-    with pytest.raises(AttributeError, match='no column'):
-        batch.wieght
-
-
 def test_parts_are_views(batch):
     "Also on a device"
     for b in batch, elsewhere(batch):
