@@ -37,8 +37,11 @@ class BitFlip(gym.Env):
         return self.np_random.integers(2, size=self.bits, dtype=np.int8)
 
     def _look(self):
-        seen = dict(observation=self.now, achieved_goal=self.now, desired_goal=self.goal)
-        return {k: bits.copy() for k, bits in seen.items()}
+        return dict(
+            observation=self.now.copy(),
+            achieved_goal=self.now.copy(),
+            desired_goal=self.goal.copy(),
+        )
 
     def step(self, action):
         self.left -= 1
