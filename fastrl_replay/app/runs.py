@@ -91,8 +91,8 @@ class Run(Saves):
         self.title = run_title(name, settings)
         self.agent = Agent(settings, ranks, spaces, run=proxy(self))
         self.journal = self.agent.journal
-        # `leads`: does this one write what happens?
-        self.ranks, self.leads = self.agent.ranks, self.agent.ranks.leads
+        self.ranks = self.agent.ranks
+        self.leads = self.ranks.leads  # does this one write what happens?
         self.show = Silent()  # a display, while it trains
         self.sums = {}  # of the records since the last report, by name: sum, how many
         self.ended = 0  # episodes at the last report

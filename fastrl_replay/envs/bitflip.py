@@ -26,7 +26,8 @@ class BitFlip(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.left, self.now = self.bits, self._draw()
+        self.left = self.bits
+        self.now = self._draw()
         self.goal = self._draw()
         # or there would be nothing to do
         while (self.goal == self.now).all():

@@ -70,7 +70,8 @@ class Parallel(Pipe):
         self.num_workers = whole('Parallel', 'num_workers', num_workers)
         self.restarts = whole('Parallel', 'restarts', restarts)
         self.chunk = whole('Parallel', 'chunk', chunk, 1)
-        self.engine, self.method, self._engine = engine, method, engine
+        self.engine = self._engine = engine
+        self.method = method
         if isinstance(engine, str):
             is_ray = choice('Parallel', 'engine', engine, ('process', 'ray')) == 'ray'
             self._engine = RayEngine() if is_ray else Processes(method)
@@ -86,7 +87,9 @@ class Parallel(Pipe):
         self._fresh()
 
     def _fresh(self):
-        self._workers, self._finalizer, self._owner = [], None, os.getpid()
+        self._workers = []
+        self._finalizer = None
+        self._owner = os.getpid()
         # what is handed on, and whose turn is next
         self._chunk = new_chunk()
         self._turn = 0
