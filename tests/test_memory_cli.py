@@ -59,7 +59,7 @@ def test_what_is_typed_wrong_is_named(tmp_path, capsys, monkeypatch):
     Path('empty').mkdir()
     Path('file').write_text('x')
     for line, said in {
-        'memory none': 'no such directory',
+        'memory none': 'no row was ever added',
         'memory empty': 'no row was ever added',
         'memory file': 'file',
     }.items():

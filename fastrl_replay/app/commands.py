@@ -6,9 +6,8 @@
 __all__ = ['RUN', 'Bar', 'train', 'show_recipes', 'play', 'look', 'watch', 'table', 'curves', 'compare']
 
 # %% ../../nbs/app/commands.ipynb #c0336a03
-import os, shlex, sys
+import os, shlex, sys, threading
 from pathlib import Path
-import numpy as np
 from tqdm.auto import tqdm
 from ..steps.errors import not_installed
 from ..steps.files import write_whole
@@ -26,10 +25,11 @@ from fastrl_replay.app.runs import (
     start,
 )
 from ..look.run_sample import column
-from ..look.sample import chart, memory_sample
+from ..look.sample import chart, line, memory_sample
+from ..look.server import Server
 from ..look.show import charts_png
 from .offline import open_memory
-from .watching import watch_dirs
+from .watching import Watch
 from ..parallel.ranks import Ranks
 
 # %% ../../nbs/app/commands.ipynb #900e7f22
@@ -213,20 +213,27 @@ def look(args):
 # %% ../../nbs/app/commands.ipynb #f0c70022
 def watch(args):
     "Show on a page how runs go and what memories hold, while they are written"
-    watch_dirs(args.dirs, args.port)
+    with Server(Watch(args.dirs), args.port) as server:
+        print(f'{server.url}\nfor this machine only; Ctrl-C ends it', flush=True)
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            print('\nended', flush=True)
 
 # %% ../../nbs/app/commands.ipynb #db0312ca
 def _outcome(out):
     "Return the summary of a run that has ended, and its curve"
     number = (int, float)
     read_config(out)  # an error if it is no run
-    if not (out / 'summary.json').exists():
-        what = 'this run has not ended: it has no summary.json'
-        raise SettingsError('compare', what, out, remedy=f'fastrl-replay train --resume {out}')
-    s = read_json(
-        out / 'summary.json',
-        dict(final_return=number, wall_s=number, env_steps=int, solved_at_step=(int, type(None))),
+    fields = dict(
+        final_return=number, wall_s=number, env_steps=int, solved_at_step=(int, type(None))
     )
+    try:
+        s = read_json(out / 'summary.json', fields)
+    except FileNotFoundError:
+        what = 'this run has not ended: it has no summary.json'
+        remedy = f'fastrl-replay train --resume {out}'
+        raise SettingsError('compare', what, out, remedy=remedy) from None
     lines = read_metrics(out)
     x, y = column(lines, 'return_mean')
     if not x:  # a run from recorded rows has evaluations only
@@ -238,39 +245,33 @@ _COLUMNS = 'final_return', 'best_return', 'solved_at_step', 'env_steps', 'wall_s
 
 
 def table(
-    results: dict,  # name → outcomes of one or several runs
+    results: dict,  # name → outcome of a run
 ) -> str:  # in Markdown
     "Return a table of the results of runs"
     lines = ['| run | final return | best return | solved at step | steps | seconds |']
     lines.append('|---' * 6 + '|')
-    for name, runs in results.items():
+    for name, run in results.items():
         cells = [name]
         for key in _COLUMNS:
-            values = [r.get(key) for r in runs]
-            cells.append(', '.join('–' if v is None else f'{round(v, 2):,}' for v in values))
+            value = run.get(key)
+            cells.append('–' if value is None else f'{round(value, 2):,}')
         lines.append(f'| {" | ".join(cells)} |')
     return '\n'.join(lines)
 
 
 def curves(
-    results: dict,  # name → outcomes of one or several runs
+    results: dict,  # name → outcome of a run
 ) -> bytes:  # a png
-    "Draw the mean of each name's runs"
-    lines = []
-    solved = set()
-    for name, runs in results.items():
-        solved |= {r.get('solved') for r in runs}
-        if all(r['x'] for r in runs):  # some episode has ended
-            x = np.linspace(0, min(r['x'][-1] for r in runs), 400)
-            y = np.mean([np.interp(x, r['x'], r['y']) for r in runs], 0)
-            lines.append(dict(name=name, style='line', x=x, y=y))
+    "Draw the returns of runs"
+    lines = [line(name, run['x'], run['y']) for name, run in results.items()]
+    solved = {run.get('solved') for run in results.values()}
     levels = [[level, 'solved'] for level in solved - {None}]
     return charts_png([chart('Return', 'environment steps', *lines, levels=levels)], '')
 
 
 def compare(args):
     "Draw the returns of finished runs in one plot, and print a table of their results"
-    results = {path: [_outcome(Path(path))] for path in args.dirs}
+    results = {path: _outcome(Path(path)) for path in args.dirs}
     print(table(results))
     try:
         write_whole(Path(args.plot), curves(results))

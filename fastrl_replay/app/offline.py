@@ -33,16 +33,14 @@ def open_memory(
 ) -> Timeline:  # open for reading
     "The memory in a directory, whatever wrote it"
     path = Path(path).absolute()
-    if not path.is_dir():
-        raise ArgumentError(
-            'memory', 'there is no such directory', path, 'the directory of a memory'
-        )
     meta = read_meta(path, 'memory')
     if meta is None:
         raise ArgumentError(
             'memory',
-            f'no row was ever added to a memory in {path}',
-            remedy='wait until its first row is there, or name another directory',
+            'no row was ever added to a memory there',
+            path,
+            'the directory of a memory',
+            'name another directory, or wait until its first row is there',
         )
     try:
         settings = dict(meta['store'])
@@ -69,7 +67,7 @@ def recorded_rows(
     data = str(data)
     path = Path(data).expanduser()
     if data.startswith('minari:'):
-        return read_minari(data[len('minari:') :], seeds=False)
+        return read_minari(data.removeprefix('minari:'), seeds=False)
     if path.is_dir():
         memory = open_memory(path)
         parts = in_parts(*reversed(memory.span), 4096)  # it may be larger than main memory

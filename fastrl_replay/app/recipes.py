@@ -174,7 +174,11 @@ class Agent:
         "Lead from steps to batches"
         limits = self.settings['steps'], self.settings['episodes'] or INF
         several = self.ranks.size > 1  # then rounds gather
-        self.journal = self._here = steps = Journal(_with_actors(self.stepper, s), *limits)
+        actors = self.stepper
+        workers = s['workers'] // max(s['shards'], 1)  # with shards, those of one shard
+        if workers:
+            actors = _spread(actors, workers, s, 'process' if s['shards'] else s['engine'])
+        self.journal = self._here = steps = Journal(actors, *limits)
         if not several and not s['shards']:
             steps = Watched(steps, self.run)
         if s['normalise_rewards']:
@@ -277,17 +281,11 @@ class Agent:
 
 # %% ../../nbs/app/recipes.ipynb #1bb8da2b
 INF = float('inf')
-_COUNTS = (
-    'steps',
-    'train_every',
-    'n_step',
-    'eps_steps',
-    'eval_every',
-    'report_every',
-    'save_every',
-)
 RANGES = {  # setting → lowest and highest; the others are checked by what is built of them
-    **dict.fromkeys(_COUNTS, (1, 2**63)),
+    **dict.fromkeys(
+        ('steps', 'train_every', 'n_step', 'eps_steps', 'eval_every', 'report_every', 'save_every'),
+        (1, 2**63),
+    ),
     **dict.fromkeys(('workers', 'shards'), (0, 2**12)),
     **dict.fromkeys(('eps_start', 'eps_end', 'eval_eps'), (0, 1)),
     'episodes': (0, 2**63),
@@ -363,13 +361,6 @@ def _divides(s, key, n, parts):
 def _spread(stage, n, s, engine):
     "Return `n` copies of a chain, as the settings say"
     return Parallel(stage, n, engine=engine, restarts=s['restarts'], ordered=s['ordered'])
-
-
-def _with_actors(stepper, s):
-    "Return a stepper in as many workers as the settings say; with shards, in those of one shard"
-    n = s['workers'] // max(s['shards'], 1)
-    engine = 'process' if s['shards'] else s['engine']
-    return _spread(stepper, n, s, engine) if n else stepper
 
 # %% ../../nbs/app/recipes.ipynb #58036b9a
 def check_saved(

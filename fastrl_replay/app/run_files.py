@@ -21,18 +21,19 @@ def read_metrics(
         return []
     for i, text in enumerate(file_text(path).splitlines(), 1):
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except json.JSONDecodeError:
             continue
-        except (ValueError, RecursionError) as e:
-            raise SettingsError('run', f"{path}, line {i}, can't be read", e) from None
-        if not isinstance(lines[-1], dict) or type(lines[-1].get('env_steps')) is not int:
+        except (ValueError, RecursionError):
+            line = None
+        if not isinstance(line, dict) or type(line.get('env_steps')) is not int:
             raise SettingsError(
                 'run',
                 f'{path}, line {i}, is no line of metrics',
                 text[:60],
                 'an object with env_steps, a whole number',
             )
+        lines.append(line)
     names = {name for line in lines for name in line}
     if len(names) > 1000:
         raise SettingsError('run', f'{path}: names of metrics', len(names), 'at most 1,000')

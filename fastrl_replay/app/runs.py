@@ -9,7 +9,6 @@ __all__ = ['ALONE', 'lock_dir', 'Run', 'Silent', 'start', 'reopen', 'outside', '
 import json, os, platform, shlex, signal, threading
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
-from itertools import count
 from pathlib import Path
 from time import perf_counter
 from weakref import proxy
@@ -22,7 +21,7 @@ from .named_envs import reaches_outside
 from ..learning.checkpoints import load_part
 from ..learning.registry import setting
 from ..learning.settings import Recipe, SettingsError, setting_text
-from ..steps.states import Misfit, checked, described, dict_of, integer, row
+from ..steps.states import Saves, dict_of, integer, row
 from .recipes import Agent, check_saved, play_episodes
 from .run_files import read_config, read_metrics, run_title
 from .watching import watched_run
@@ -72,20 +71,12 @@ def lock_dir(
     finally:
         os.close(directory)
 
-# %% ../../nbs/app/runs.ipynb #7af77de8
-def _float(x):  # a form; NaN will do, too: an environment may give it
-    if type(x) is float:
-        return x
-    raise Misfit(described(x), 'a float')
-
-
-_KEPT = dict(  # what a checkpoint holds beside the agent, each with its form
-    saves=integer(), sums=dict_of(row(_float, integer())), ended=integer(), wall=_float
-)
-
 # %% ../../nbs/app/runs.ipynb #497d51b0
-class Run:
+class Run(Saves):
     "An agent that learns, in a directory"
+
+    # what a checkpoint holds beside the agent; sums may be NaN, as an environment may give it
+    saved = dict(saves=integer(), sums=dict_of(row(float, integer())), ended=integer(), wall=float)
 
     def __init__(
         self,
@@ -101,8 +92,8 @@ class Run:
         self.title = run_title(name, settings)
         self.agent = Agent(settings, ranks, spaces, run=proxy(self))
         self.journal = self.agent.journal
-        # `leads`: does this one write what happens?
-        self.ranks, self.leads = self.agent.ranks, self.agent.ranks.leads
+        self.ranks = self.agent.ranks
+        self.leads = self.ranks.leads  # does this one write what happens?
         self.show = Silent()  # a display, while it trains
         self.sums = {}  # of the records since the last report, by name: sum, how many
         self.ended = 0  # episodes at the last report
@@ -221,8 +212,7 @@ class Run:
             write_checkpoint(self._part(), agent)
         self.ranks.gather('written')
         if self.leads:
-            run = {k: getattr(self, k) for k in _KEPT}
-            state = dict(agent=agent, run=run, policy=policy_state(self.agent))
+            state = dict(agent=agent, run=self.state_dict(), policy=policy_state(self.agent))
             write_checkpoint(self.out / 'checkpoint.pt', state)
 
     def load(
@@ -231,7 +221,7 @@ class Run:
     ):
         "Continue from a checkpoint"
         try:
-            vars(self).update(checked('Run', _KEPT, state['run']))
+            self.load_state_dict(state['run'])
             agent = state['agent'] if self.leads else load_checkpoint(self._part())
             self.agent.load_state_dict(agent)
         except Exception as e:  # somebody else may have written it
@@ -306,10 +296,11 @@ def _new_dir(recipe):
     "Return a directory in runs/ that is not there yet"
     name = f'{recipe.name}-seed{recipe.settings["seed"]}'
     found = Path('runs') / name
-    for i in count(2):
-        if not found.exists():
-            return found
+    i = 1
+    while found.exists():
+        i += 1
         found = Path('runs') / f'{name}-{i}'
+    return found
 
 # %% ../../nbs/app/runs.ipynb #8758303b
 def start(
@@ -470,8 +461,7 @@ def program(
 
 def _again(s, given):
     "Return a run's settings with those that were given again; raise if one of these can't change"
-    texts = {key: setting_text(value) for key, value in given.items()}
-    new = Recipe('--resume', '', s, {}).with_changes('--resume', texts).settings
+    new = Recipe('--resume', '', s, {}).with_changes('--resume', given).settings
     for key in given:
         fixed = key not in ('steps', 'device', 'memory_path') or s[key] == 'none'
         if fixed and new[key] != s[key]:

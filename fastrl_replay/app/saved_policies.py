@@ -103,9 +103,10 @@ def space_of(
     kind = state['kind']
     values = {name: state[name].numpy() for name in _SPACES[kind]}
     if kind in ('Box', 'MultiDiscrete'):
-        [dtype, *_] = {x.dtype for x in values.values()}
-        return getattr(spaces, kind)(**values, dtype=dtype)
-    return getattr(spaces, kind)(**{name: x.tolist() for name, x in values.items()})
+        values['dtype'] = values[_SPACES[kind][0]].dtype
+    else:
+        values = {name: x.tolist() for name, x in values.items()}
+    return getattr(spaces, kind)(**values)
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e015
 def policy_state(

@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 import numpy as np
 import gymnasium as gym
-from gymnasium import spaces
 from ..steps.core import Steps, same_fields
 from fastrl_replay.steps.errors import (
     ArgumentError,
@@ -27,7 +26,7 @@ from ..memory.timeline import Timeline
 from ..pipe import Items, Pipe, as_pipe
 from ..stages.recorded import Episodes
 from ..replay.replay import Replay
-from ..steps.nested import nest, space_dtype
+from ..steps.nested import fields_of, nest, space_dtype
 
 # %% ../../nbs/data/datasets.ipynb #ea0f0f19
 def _minari(who):
@@ -40,11 +39,11 @@ def _minari(who):
 
 def _ordered(x, space):
     "Nested arrays in the order of their space, with its dtypes"
-    if isinstance(space, spaces.Dict):
-        return {k: _ordered(x[k], s) for k, s in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_ordered(v, s) for v, s in zip(x, space.spaces))
-    return np.asarray(x, space.dtype)
+    parts = fields_of(space)
+    if parts is None:
+        return np.asarray(x, space.dtype)
+    given = fields_of(x)
+    return nest(list(parts), lambda k: _ordered(given[k], parts[k]))
 
 
 class _Recordings:

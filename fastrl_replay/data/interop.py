@@ -16,7 +16,14 @@ from ..steps.core import Steps, steps_of_bytes
 from ..steps.errors import ArgumentTypeError, BlockError, StateError, not_installed
 from ..steps.row_dtypes import column_dtype
 from ..steps.batches import Sequences
-from ..steps.nested import fields_of, map_leaves, named_leaves, nested_dtype
+from fastrl_replay.steps.nested import (
+    dotted,
+    fields_of,
+    map_leaves,
+    named_leaves,
+    nest,
+    nested_dtype,
+)
 from ..pipe import IterDataPipe, Pipe, stage, upstream
 from ..generic import dp
 from ..steps.states import anything, checked, flag
@@ -53,8 +60,12 @@ def _saved_stage(pipe: IterDataPipe):
 class _Passes:
     "The passes over a chain: each can be left, saved, and gone on with"
 
-    def __init__(self, source):
-        self.source, self.stage = source, _saved_stage(source)
+    def __init__(
+        self,
+        source,  # a chain
+    ):
+        self.source = source
+        self.stage = _saved_stage(source)
         self.begun = False
         self.over = False
         self.loaded = False
@@ -90,12 +101,6 @@ class _Passes:
 class StatefulPipe(_Passes, IterableDataset):
     "The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` restores exactly"
 
-    def __init__(
-        self,
-        source,  # a chain
-    ):
-        super().__init__(source)
-
     def __repr__(self):
         return f'{self.source!r}\n  .stateful()'
 
@@ -125,7 +130,9 @@ class PipeNode(nodes.BaseNode):
         source,  # a chain
     ):
         super().__init__()
-        self.source, self._passes, self._it = source, _Passes(source), None
+        self.source = source
+        self._passes = _Passes(source)
+        self._it = None
 
     def __repr__(self):
         return f'{self.source!r}\n  .node()'
@@ -161,13 +168,9 @@ def _refuse(name, got, expected, remedy=None):
 
 def _parts(x, name):
     "Return tensors, nested in dicts and tuples; raise `BlockError` for anything else"
-    if isinstance(x, dict) and x and next(iter(x)) != '[0]':
-        return {k: _parts(v, f'{name}.{k}') for k, v in x.items()}
-    if isinstance(x, (dict, list, tuple)) and x:
-        return tuple(
-            _parts(v, f'{name}[{i}]')
-            for i, v in enumerate(x.values() if isinstance(x, dict) else x)
-        )
+    parts = fields_of(tuple(x) if isinstance(x, list) else x)
+    if parts:
+        return nest(list(parts), lambda k: _parts(parts[k], dotted(name, k)))
     if isinstance(x, np.ndarray) and not x.dtype.hasobject:
         x = torch.from_numpy(np.array(x))
     if not isinstance(x, torch.Tensor):

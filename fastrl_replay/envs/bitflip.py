@@ -26,7 +26,8 @@ class BitFlip(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.left, self.now = self.bits, self._draw()
+        self.left = self.bits
+        self.now = self._draw()
         self.goal = self._draw()
         # or there would be nothing to do
         while (self.goal == self.now).all():
@@ -37,8 +38,11 @@ class BitFlip(gym.Env):
         return self.np_random.integers(2, size=self.bits, dtype=np.int8)
 
     def _look(self):
-        seen = dict(observation=self.now, achieved_goal=self.now, desired_goal=self.goal)
-        return {k: bits.copy() for k, bits in seen.items()}
+        return dict(
+            observation=self.now.copy(),
+            achieved_goal=self.now.copy(),
+            desired_goal=self.goal.copy(),
+        )
 
     def step(self, action):
         self.left -= 1

@@ -43,19 +43,19 @@ class Catch(gym.Env):
         )
 
     def step(self, action):
-        self.paddle = min(max(self.paddle + int(action) - 1, 1), self.size - 2)
-        if self.y == self.size - 1:
+        last = self.size - 1
+        self.paddle = min(max(self.paddle + int(action) - 1, 1), last - 1)
+        if self.y == last:
             self._drop()
         else:
             x = self.x + self.aside
-            last = self.size - 1
             self.x = last - abs(last - abs(x))
             if self.x != x:
                 self.aside = -self.aside
             self.y += 1
         reward = 0.0
         ended = False
-        if self.y == self.size - 1:
+        if self.y == last:
             reward = 1.0 if abs(self.x - self.paddle) <= 1 else -1.0
             ended = not self.left
         return self._look(), reward, ended, False, {}

@@ -54,9 +54,7 @@ class EnvGroup:
         seeds = [None if seed is None else seed + first_id + i for i in range(self.n)]
         self.spaces = []
         for kind in 'observation_space', 'action_space':
-            own = []
-            for env in envs:
-                own.append(getattr(env, f'single_{kind}' if isinstance(env, VectorEnv) else kind))
+            own = [getattr(e, f'single_{kind}' if isinstance(e, VectorEnv) else kind) for e in envs]
             refuse_different(kind, own, names)
             self.spaces.append(own[0])
         if float32:

@@ -220,7 +220,7 @@ class GymStepper(Positioned):
 
     def restore(self, state):
         slots = [slot for group in state['groups'].values() for slot in group['slots']]
-        left = [slot for slot in slots if slot['why'] is not None]
+        left = [slot for slot in slots if slot['why']]
         if left:
             warnings.warn(
                 problem(

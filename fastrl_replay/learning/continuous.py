@@ -43,7 +43,8 @@ class BoxBounds:
                 'finite numbers',
                 'gymnasium.wrappers.TransformAction(env, f, Box(-1, 1, (n,)))',
             )
-        self.space, self.size = space, math.prod(space.shape)
+        self.space = space
+        self.size = math.prod(space.shape)
         self.low, self.high = (b.ravel().astype(np.float64) for b in (space.low, space.high))
         self.middle = self.high / 2 + self.low / 2
         self.half = self.high / 2 - self.low / 2

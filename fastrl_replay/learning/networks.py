@@ -24,7 +24,8 @@ class FlattenSpace(nn.Module):
     ):
         super().__init__()
         space_dtype(space, 'FlattenSpace')  # an error where it has no fixed size
-        self.space, self.size = space, int(spaces.flatdim(space))
+        self.space = space
+        self.size = int(spaces.flatdim(space))
 
     def forward(self, state):
         return _flat(state, self.space)
@@ -136,7 +137,8 @@ class Dueling(nn.Module):
         actions: int,  # how many actions there are
     ):
         super().__init__()
-        self.value, self.advantage = nn.Linear(size, 1), nn.Linear(size, actions)
+        self.value = nn.Linear(size, 1)
+        self.advantage = nn.Linear(size, actions)
 
     def forward(self, x):
         a = self.advantage(x)

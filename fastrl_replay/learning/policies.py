@@ -142,11 +142,9 @@ class EpsGreedy(Exploring):
             # the action at the share `pick` of all, or of those that are allowed
             if mask is None:
                 choices = self.actions if self.sizes is None else self.sizes
+                drawn = (pick * choices).astype(np.int64)
             else:
-                choices = mask.sum(1)
-            drawn = (pick * choices).astype(np.int64)
-            if mask is not None:
-                drawn = (mask.cumsum(1) > drawn[:, None]).argmax(1)
+                drawn = (mask.cumsum(1) > (pick * mask.sum(1))[:, None]).argmax(1)
             best = np.where(explore, drawn, best)
         return best if hidden is None else (best, hidden)
 

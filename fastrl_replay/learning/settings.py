@@ -118,10 +118,10 @@ class Recipe:
     def with_changes(
         self,
         name: str,  # of the new recipe
-        lines: dict,  # setting → its new value, perhaps with a comment; and `about`
+        changes: dict,  # setting → its value, or its text with a comment; and `about`
     ) -> 'Recipe':
         "Return a recipe with some settings changed"
-        lines = dict(lines)
+        lines = {key: setting_text(value) for key, value in changes.items()}
         about = lines.pop('about', self.about)
         settings = dict(self.settings)
         learner = _value(lines.get('learner', ''))
@@ -187,5 +187,4 @@ def recipe(
     "Return one recipe, with some settings changed"
     found = recipes(file)
     nearest('recipes', 'recipe', name, found)
-    texts = {key: setting_text(value) for key, value in changes.items()}
-    return found[name].with_changes(name, texts)
+    return found[name].with_changes(name, changes)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TITLES', 'NO_CURVES', 'is_number', 'column', 'smooth', 'outcome_chart', 'outcome_charts', 'rate', 'metric_charts',
-           'result_facts', 'dicts_in', 'table_of', 'run_tables', 'run_sample']
+           'result_facts', 'table_of', 'run_tables', 'run_sample']
 
 # %% ../../nbs/look/run_sample.ipynb #5ece0054
 import numpy as np
@@ -116,10 +116,6 @@ def result_facts(lines, summary, settings):
     return {k: v for k, v in facts.items() if v is not None and v != 'none'}
 
 
-def dicts_in(x):
-    return [d for d in x if isinstance(d, dict)] if isinstance(x, list) else []
-
-
 def table_of(title, rows, head=None):
     "Return a table of dicts; the columns are all their names"
     head = head or list(dict.fromkeys(k for r in rows for k in r))
@@ -130,19 +126,19 @@ def run_tables(lines, config, recipe):
     "Return tables of evaluations, shards, settings and versions"
     evals = [m for m in lines if 'eval_return' in m]
     shown = 'env_steps', 'updates', 'eval_return', 'eval_std', 'eval_success', 'eval_episodes'
-    shards = next((m['shards'] for m in reversed(lines) if m.get('shards')), [])
+    shards = next((m['shards'] for m in reversed(lines) if isinstance(m.get('shards'), list)), [])
     settings = []
     for k, v in config.get('settings', {}).items():
-        usual = setting_text(recipe[k]) if recipe and k in recipe else None
-        other = usual if usual != setting_text(v) else None
-        settings.append(dict(setting=k, value=setting_text(v), recipe=other))
+        value = setting_text(v)
+        usual = setting_text(recipe.get(k, v))
+        settings.append(dict(setting=k, value=value, recipe=usual if usual != value else None))
     settings.sort(key=lambda row: row['recipe'] is None)  # those that were changed come first
     versions = config.get('versions') if isinstance(config.get('versions'), dict) else {}
     origin = {k: config.get(k) for k in ('began', 'machine')} | versions
     origin = [dict(name=k, value=str(v)) for k, v in origin.items() if v is not None]
     tables = [
         table_of('Evaluations', evals, [n for n in shown if any(n in m for m in evals)]),
-        table_of('Shards', dicts_in(shards)),
+        table_of('Shards', [d for d in shards if isinstance(d, dict)]),
         table_of('Settings', settings, ['setting', 'value', 'recipe']),
         table_of('Versions', origin),
     ]
@@ -176,6 +172,6 @@ def run_sample(
             lead=said,
             facts=result_facts(lines, summary, settings),
             charts=outcome_charts(lines, episodes, solved, events) + metric_charts(lines),
-            tables=run_tables(lines, config, recipe),
+            tables=run_tables(lines, config, recipe or {}),
         )
     )

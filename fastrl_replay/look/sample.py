@@ -580,11 +580,8 @@ def memory_sample(
     pictured = len(small) < len(seen['columns'])
     wide = sum(min(math.prod(d['shape']), 128) for d in small)
     left = int(room * (0.3 if pictured else 0.85) / (60 + 8 * wide))
-    if seen['rows']:
-        left = min(left, 20_000, 2**28 // seen['take'](row['key'][-1:])[1].dtype.itemsize)
-    chosen = (
-        choose_episodes(seen, named, min(most, max(left // 24, 3)), seed) if seen['rows'] else {}
-    )
+    left = min(left, 20_000, 2**28 // seen['take'](row['key'][-1:])[1].dtype.itemsize)
+    chosen = choose_episodes(seen, named, min(most, max(left // 24, 3)), seed)
     of = np.flatnonzero(np.isin(row['episode'], list(chosen)))
     keys = {i: row['key'][of[row['episode'][of] == i]] for i in chosen}
     episodes = []

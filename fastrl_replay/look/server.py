@@ -71,10 +71,6 @@ class _Request(BaseHTTPRequestHandler):
         if not good:
             return 'the address is not complete: it was printed when the server began'
 
-# %% ../../nbs/look/server.ipynb #cee2415e
-class _Answer(_Request):
-    "Sends what a page is"
-
     def _plain(self, status, text):
         self._send(status, 'text/plain; charset=utf-8', text.encode(errors='replace'))
 
@@ -105,9 +101,10 @@ class Server(ThreadingHTTPServer):
         answer,  # name of a page → (content type, bytes) or None; threads call it
         port: int = 0,  # 0: one that is free
     ):
-        self.answer, self.token = answer, secrets.token_urlsafe(16)
+        self.answer = answer
+        self.token = secrets.token_urlsafe(16)
         try:
-            super().__init__(('127.0.0.1', port), _Answer)
+            super().__init__(('127.0.0.1', port), _Request)
         except (OSError, OverflowError) as e:
             raise ArgumentError(
                 'watch',

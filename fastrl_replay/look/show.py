@@ -8,7 +8,7 @@ __all__ = ['GREY', 'COLORS', 'INK', 'STYLES', 'WORKER_CHARTS', 'draw_chart', 'dr
 
 # %% ../../nbs/look/show.ipynb #685d7942
 import io
-from functools import lru_cache
+from functools import lru_cache, partial
 from textwrap import wrap
 import numpy as np
 from .sample import ENDS, samples_of
@@ -128,7 +128,7 @@ def png(draw, width: float, height: float, rows: int = 1, columns: int = 1) -> b
 
 def charts_png(charts: list, title: str) -> bytes:
     "Return charts, one below the other, as a PNG"
-    panels = [lambda ax, chart=chart: draw_chart(ax, chart) for chart in charts]
+    panels = [partial(draw_chart, chart=chart) for chart in charts]
     return png_of_figure(figure_of(panels, title, columns=1, who='returns.png'))
 
 # %% ../../nbs/look/show.ipynb #c966a8d0
@@ -151,6 +151,7 @@ def show(self):
     "Return a figure of what is in a memory, which a notebook shows"
     who = f'{type(self).__name__}.show'
     charts = []
+    samples = []
     notes = []
     title = ''
     if isinstance(self, Parallel):
@@ -162,30 +163,21 @@ def show(self):
             for n, text in WORKER_CHARTS.items()
             if workers and n in workers[0]
         ]
-        notes = [
-            f'restarts of worker {i}: {w["restarts"]:,}'
-            for i, w in enumerate(workers)
-            if w['restarts']
-        ]
-        if not self.draws_batches:
-            panels = [lambda ax, chart=chart: draw_chart(ax, chart) for chart in charts]
-            return figure_of(panels, title, notes, who=who)
     if isinstance(self, Mixture):
         title = f'{len(self.replays)} replays, batches of {self.bs}'
         charts = [
             bars_by('shares of a batch: ' + ', '.join(self.replays), self.shares_now().tolist())
         ]
-    samples = samples_of(self, 100_000)
-    panels = [lambda ax, chart=chart: draw_chart(ax, chart) for chart in charts]
+    if not isinstance(self, Parallel) or self.draws_batches:
+        samples = samples_of(self, 100_000)
+    panels = [partial(draw_chart, chart=chart) for chart in charts]
     for s in samples:
         before = f'{s["name"]}: ' if s['name'] else ''
         notes += [f'! {before}{r["text"]}' for r in s['remarks']]
         if len(samples) == 1:
             title = f'{s["title"]}: {s["lead"]}'
         if s['rows']:
-            panels.append(lambda ax, s=s: draw_ring(ax, s))
+            panels.append(partial(draw_ring, sample=s))
         shown = s['charts'] if len(samples) == 1 else s['charts'][:1]
-        panels += [
-            lambda ax, c=c, b=before: draw_chart(ax, dict(c, title=b + c['title'])) for c in shown
-        ]
+        panels += [partial(draw_chart, chart=dict(c, title=before + c['title'])) for c in shown]
     return figure_of(panels[:12], title, notes, who=who)

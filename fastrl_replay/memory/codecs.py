@@ -15,7 +15,6 @@ from ..steps.errors import ArgumentError, choice
 class Codec:
     "A packer of frames, each by itself, with methods `pack_each` and `unpack`"
 
-    name = None
     learned = True  # False: `learn` is to be called before frames are packed
     dictionary = b''  # what was learned
 

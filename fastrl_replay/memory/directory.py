@@ -13,7 +13,7 @@ import numpy as np
 from .. import __version__
 from ..steps.errors import ArgumentError, StateError, choice
 from ..steps.files import json_in, lock_file, open_plain, sync, write_whole
-from .mapped import allocate, mapped, no_disk
+from .mapped import allocate, disk_room, mapped
 from fastrl_replay.memory.places import (
     CHECK,
     COMMITTED,
@@ -297,11 +297,10 @@ class Directory(Place):
             self._write_meta(dict(self.meta, **meta))
 
     def _write_meta(self, meta):
-        try:
+        file = self.path / 'meta.json'
+        with disk_room(self.who, file, 4096):
             sync(self.path / meta['data'])  # names of files that are new there
-            write_whole(self.path / 'meta.json', json.dumps(meta, indent=2))
-        except OSError as e:
-            raise no_disk(self.who, self.path / 'meta.json', 4096, e) from None
+            write_whole(file, json.dumps(meta, indent=2))
         self.meta = meta
 
     def forget(self):
@@ -446,13 +445,13 @@ class Directory(Place):
         tags = numbers + 1 + (len(self.meta['rewound']) << _NUMBER_BITS)
         records = np.concatenate([rows, tags[:, None].view(np.uint8)], 1)
         path, size = self.file(name), records.shape[1]
-        try:
-            with open_plain(path, None, self.who, os.O_RDWR | os.O_CREAT) as file:
-                file.truncate(self.ring * size)
-                for number, record in zip(numbers.tolist(), records):
-                    os.pwrite(file.fileno(), record.tobytes(), number % self.ring * size)
-        except OSError as e:
-            raise no_disk(self.who, path, size, e) from None
+        with (
+            disk_room(self.who, path, size),
+            open_plain(path, None, self.who, os.O_RDWR | os.O_CREAT) as file,
+        ):
+            file.truncate(self.ring * size)
+            for number, record in zip(numbers.tolist(), records):
+                os.pwrite(file.fileno(), record.tobytes(), number % self.ring * size)
 
     def kept(self, name, numbers, size) -> np.ndarray:  # uint8
         "Return what was written for these rows; zeros where nothing was, or the row was replaced"

@@ -11,7 +11,7 @@ from contextlib import suppress
 import numpy as np
 from ..steps.errors import StateError
 from ..steps.files import open_plain, write_whole
-from .mapped import allocate, mapped, no_disk
+from .mapped import allocate, disk_room, mapped
 from .frame_log import BITS, END, FIRST, NEAR, NEXT, ROOM, FRAME_SIZE, Segments
 
 # %% ../../nbs/memory/frame_segments.ipynb #15968d0d
@@ -109,10 +109,8 @@ class FileSegments(Segments):
         if not self._dictionary.exists():
             write_whole(self._dictionary, self.codec.dictionary)
         path = self._path(number, 'packed')
-        try:
+        with disk_room('Frames', path, len(packed)):
             write_whole(path, packed)
-        except OSError as e:
-            raise no_disk('Frames', path, len(packed), e) from None
         return self._mapped(number, 'packed')
 
     def stand(self):

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['INSERTED', 'OLDEST', 'AGE_SUM', 'AGE_MAX', 'RING', 'LINK', 'BACK', 'DRAWN', 'LAST_KEY', 'LAST', 'N_LAST', 'NUMBER',
-           'N_NUMBER', 'WINDOW', 'COUNTERS', 'UNTIL', 'NOTED', 'N_NOTED', 'SHARED', 'PATIENCE', 'SAVED_LINKS', 'reach',
-           'Tables', 'Links', 'acceptable', 'link_rows', 'as_keys', 'first_invalid', 'count_noted', 'count_drawn']
+           'N_NUMBER', 'WINDOW', 'COUNTERS', 'UNTIL', 'NOTED', 'N_NOTED', 'SHARED', 'PATIENCE', 'SAVED_LINKS', 'Tables',
+           'Links', 'acceptable', 'link_rows', 'as_keys', 'first_invalid', 'count_noted', 'count_drawn']
 
 # %% ../../nbs/memory/links.ipynb #fa703b94
 from typing import NamedTuple
@@ -42,8 +42,9 @@ NOTED = 16
 N_NOTED = 17
 SHARED = 18
 
+# rows after which an environment without new ones counts as inactive; in a small memory, its rows
+# are overwritten sooner
 PATIENCE = 1 << 14
-
 
 # the form of a saved state
 SAVED_LINKS = dict(
@@ -54,14 +55,6 @@ SAVED_LINKS = dict(
     last_key=array(np.int64, None, low=-1),
     drawn=array(np.int32, None),  # empty: files have the counts
 )
-
-
-def reach(max_sz):
-    """Return how many rows may pass until an environment without new rows counts as inactive
-
-    In a small memory, its rows are overwritten sooner.
-    """
-    return max(max_sz, PATIENCE)
 
 
 class Tables(NamedTuple):
@@ -129,9 +122,6 @@ class Links:
         "The oldest key that is still there"
         return self.tables.numbers.item(OLDEST)
 
-    def __len__(self):
-        return self.inserted - self.oldest
-
     @property
     def keys(self) -> np.ndarray:
         "All valid keys, oldest first"
@@ -160,7 +150,8 @@ class Links:
     def going_on(self) -> np.ndarray:  # dense numbers, in the order of env_id
         "Return environments under way, but not inactive ones; all, if another process writes"
         numbers, envs, last_key = self.tables
-        under_way = (envs.last[:, 2] != 0) & (numbers[INSERTED] - last_key < reach(self.max_sz))
+        since = numbers[INSERTED] - last_key
+        under_way = (envs.last[:, 2] != 0) & (since < max(self.max_sz, PATIENCE))
         found = np.flatnonzero(under_way if self.place.writes else envs.ids >= 0)
         return found[np.argsort(envs.ids[found])]
 

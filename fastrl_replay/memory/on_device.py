@@ -54,7 +54,8 @@ class Device(MainMemory):
         who: str = 'Timeline',  # whose arrays they are, for errors
     ):
         super().__init__(who)
-        self.device, self.at = str(device), torch.device(device)
+        self.device = str(device)
+        self.at = torch.device(device)
 
     @cached_property
     def stream(self):

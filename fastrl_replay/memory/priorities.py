@@ -58,7 +58,15 @@ def _draw(nodes, starts, throw, ring, mass, keys, p):
 class _Prioritized(Sampler):
     "Keys with priorities in a tree, where the slot of a key is `key % capacity`"
 
-    def __init__(self, capacity, alpha, eps, seed, stratified, max_ever):
+    def __init__(
+        self,
+        capacity: int,  # how many keys there can be at a time
+        alpha: float = 0.6,  # 0: all alike; 1: in proportion to |td|
+        eps: float = 1e-6,  # what every key has
+        seed: int = None,  # of the draws; None: different draws each time
+        stratified: bool = True,  # one draw from each of n equal parts, or n independent ones?
+        max_ever: bool = False,  # new keys get the largest priority ever, not the largest present
+    ):
         who = type(self).__name__
         for what, x in dict(alpha=alpha, eps=eps).items():
             number(who, what, x)
@@ -72,7 +80,7 @@ class _Prioritized(Sampler):
 
     def clear(self):
         super().clear()
-        self.tree = self._new_tree(self.capacity)
+        self.tree = self.new_tree(self.capacity)
         self._inverses = None  # see `Proportional.least`
         # with `max_ever`; otherwise what new rows get until the next update
         self.largest_ever = float(self.max_ever)
@@ -239,20 +247,7 @@ def _inverse(p):
 class Proportional(_Prioritized):
     "A key is as likely as its priority (|td| + eps)**alpha"
 
-    def __init__(
-        self,
-        capacity: int,  # how many keys there can be at a time
-        alpha: float = 0.6,  # 0: all alike; 1: in proportion to |td|
-        eps: float = 1e-6,  # what every key has
-        seed: int = None,  # of the draws; None: different draws each time
-        stratified: bool = True,  # one draw from each of n equal parts, or n independent ones?
-        max_ever: bool = False,  # new keys get the largest priority ever, not the largest present
-    ):
-        super().__init__(capacity, alpha, eps, seed, stratified, max_ever)
-
-    def _new_tree(self, capacity):
-        return SumTree(capacity)
-
+    new_tree = SumTree
     _power = property(lambda self: float(self.alpha))
     mass = property(lambda self: self.tree.total, doc='The sum of all priorities')
 
@@ -264,7 +259,7 @@ class Proportional(_Prioritized):
             self._inverses = SumTree(self.capacity)
             self._inverses.put(slots, _inverse(self.tree.leaves[slots]))
         top = self._inverses.largest
-        return 1 / top / self.mass if top else 1 / max(len(self), 1)
+        return 1 / top / self.mass if top else super().least
 
     def _draw(self, throw, mass, keys):
         "Fill `keys`, and return their probabilities"
@@ -275,7 +270,7 @@ class Proportional(_Prioritized):
     def probabilities(self) -> np.ndarray:
         "Return the probability of each key that can be drawn, oldest first"
         p = self.kept()
-        return p / self.mass if p.any() else np.full(len(p), 1 / max(len(p), 1))
+        return p / self.mass if p.any() else np.full(len(p), self.least)
 
 # %% ../../nbs/memory/priorities.ipynb #96fd7784
 @njit
@@ -297,6 +292,9 @@ _TINY = np.finfo(np.float64).tiny
 class Ranked(_Prioritized):
     "A key is as likely as 1/rank**alpha, where the largest |td| has rank 1"
 
+    new_tree = RankTree
+    _ends = np.empty(0)  # see `mass`
+
     def __init__(
         self,
         capacity: int,  # how many keys there can be at a time
@@ -307,10 +305,6 @@ class Ranked(_Prioritized):
         max_ever: bool = False,  # new keys get the largest priority ever, not the largest present
     ):
         super().__init__(capacity, alpha, eps, seed, stratified, max_ever)
-
-    def _new_tree(self, capacity):
-        self._ends = np.empty(0)
-        return RankTree(capacity)
 
     @property
     def mass(self):

@@ -9,7 +9,7 @@ __all__ = ['SHELF', 'FILL', 'BAY', 'RankTree']
 import numpy as np
 from ..steps.compiled import memmove, njit, prefetch
 from ..steps.errors import ArgumentTypeError, problem, whole
-from .sumtree import indices, levels, priorities
+from .sumtree import answer, indices, levels, priorities
 
 # %% ../../nbs/memory/ranktree.ipynb #2c38ac19
 SHELF = 64  # places on a shelf
@@ -303,9 +303,6 @@ class RankTree:
     def __len__(self):
         return int(self._tree[7][-1])
 
-    def __contains__(self, idx):
-        return 0 <= idx < self.capacity and bool(self._tree[9][idx] >= 0)
-
     def __repr__(self):
         return f'RankTree of {len(self)} of {self.capacity}'
 
@@ -343,12 +340,11 @@ class RankTree:
         flat = self._present(idx)
         ranks = np.empty(len(flat), np.int64)
         _rank(self._tree, flat, ranks)
-        return ranks.reshape(np.shape(idx)) if np.ndim(idx) else int(ranks[0])
+        return answer(ranks, idx)
 
     def __getitem__(self, idx):
         "The priority of one index, or of an array of them"
-        found = self.leaves[self._present(idx)]
-        return found.reshape(np.shape(idx)) if np.ndim(idx) else float(found[0])
+        return answer(self.leaves[self._present(idx)], idx)
 
     def select(
         self,
@@ -364,7 +360,7 @@ class RankTree:
             raise IndexError(problem('RankTree.select', 'rank', ranks.ravel()[out.argmax()], there))
         idx = np.empty(ranks.size, np.int64)
         _select(self._tree, np.ascontiguousarray(ranks, np.int64).ravel(), idx)
-        return idx.reshape(ranks.shape) if ranks.ndim else int(idx[0])
+        return answer(idx, ranks)
 
     @property
     def largest(self) -> float:

@@ -91,6 +91,7 @@ STORES = {}  # each class of stores by its name, by which a memory on disk is op
 class Store:
     "Settings: how rows become bytes, and where these lie; `open` makes what holds rows"
 
+    path = None  # as it was given
     folder = None  # the directory of its arrays; None: in none
     mode = 'a'
     spare = 0
@@ -113,8 +114,6 @@ class Store:
     def place_at(self, path, device=None, mode='a', spare=0):
         "Set where arrays lie: a directory, a device or main memory; raise if they can't lie there"
         who = type(self).__name__
-        self.path = None
-        self.folder = None
         self.device = device_of(who, device)
         self.mode = choice(who, 'mode', mode, ('a', 'r'))
         self.spare = whole(who, 'spare', spare, 0, 2**31 - 1)
@@ -369,10 +368,7 @@ class ArrayRows(OpenStore):
 
 # %% ../../nbs/memory/rows.ipynb #5f1c9a01
 class DeviceStore(OpenStore):
-    "The base of stores whose rows are put together on a device, by `assemble`"
-
-    def assemble(self, slots, out, more):
-        raise NotImplementedError
+    "The base of stores whose rows are put together on a device, by `assemble(slots, out, more)`"
 
     def write(self, out, more, numbers):
         "Write numbers into rows on the device, where `more` says"

@@ -250,7 +250,7 @@ class Uniform(Sampler):
 
     def probabilities(self):
         "Return the probability of each key that can be drawn, oldest first"
-        return np.full(len(self), 1 / max(len(self), 1))
+        return np.full(len(self), self.least)
 
     def _equal_probabilities(self, n, here):
         "Of `n` keys; in a full memory the same array is given out each time"

@@ -348,7 +348,7 @@ class Timeline:
         line, store, _ = self._parts
         out = store.empty(keys.size, store.dtype.itemsize)
         slots = line.slots(keys)
-        self._gather(store, keys, slots, out)
+        self._read(keys, store.gather, slots, out)
         return as_steps(out, store.dtype, keys.shape)
 
     def _valid_keys(self, keys):
@@ -372,26 +372,22 @@ class Timeline:
             raise ArgumentError(self.who, 'weights', len(weights), f'{len(keys)}, one for each key')
         line, store, plan = self._parts
         self._gave = True
-        try:
-            batch = store.batch(line, keys, weights, plan)
-        except StateError:
-            self.were_there(keys)  # or it is damaged
-            raise
-        self.were_there(keys)
-        return batch
+        return self._read(keys, store.batch, line, keys, weights, plan)
 
     def count(self, keys):
         "These rows were drawn, by whatever made a batch of them"
         self._gave = True
         count_drawn(self._parts[0].tables.numbers, keys)
 
-    def _gather(self, store, keys, *args):
+    def _read(self, keys, read, *args):
+        "Read rows with these keys, which another process may overwrite meanwhile"
         try:
-            store.gather(*args)
+            found = read(*args)
         except StateError:
             self.were_there(keys)  # or it is damaged
             raise
         self.were_there(keys)
+        return found
 
     def windows(
         self,
@@ -404,7 +400,7 @@ class Timeline:
         line, store, plan = self._parts
         slots = line.window_slots(keys, length)
         out = store.empty(slots.size, plan.window.itemsize)
-        self._gather(store, keys, slots, out, plan.window.fields['mask'][1])
+        self._read(keys, store.gather, slots, out, plan.window.fields['mask'][1])
         return as_steps(out, plan.window, slots.shape)
 
     def walk(
@@ -446,19 +442,16 @@ class Timeline:
 
     def __getitem__(self, i):
         "Rows by their place in time order (0 is the oldest), or a column of all rows"
-        if isinstance(i, str):
-            return self._column(i)
-        return self.take(self.keys[i.numpy() if isinstance(i, torch.Tensor) else i])
-
-    def _column(self, name):
-        "A column of all rows; where the store has it apart from frames, nothing else is read"
         keys = self.keys
+        if not isinstance(i, str):
+            return self.take(keys[i.numpy() if isinstance(i, torch.Tensor) else i])
+        # where the store has a column apart from frames, nothing else is read
         found = {}
         if self.parts and self.store.device is None:
             line, store, _ = self._parts
-            found = store.some_columns(keys % line.ring, (name,))
+            found = store.some_columns(keys % line.ring, (i,))
             self.were_there(keys)
-        return column_of_rows(found[name]) if name in found else self[:][name]
+        return column_of_rows(found[i]) if i in found else self[:][i]
 
     def __iter__(self):
         "One-row `Steps`, oldest first"

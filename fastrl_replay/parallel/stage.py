@@ -70,7 +70,8 @@ class Parallel(Pipe):
         self.num_workers = whole('Parallel', 'num_workers', num_workers)
         self.restarts = whole('Parallel', 'restarts', restarts)
         self.chunk = whole('Parallel', 'chunk', chunk, 1)
-        self.engine, self.method, self._engine = engine, method, engine
+        self.engine = self._engine = engine
+        self.method = method
         if isinstance(engine, str):
             is_ray = choice('Parallel', 'engine', engine, ('process', 'ray')) == 'ray'
             self._engine = RayEngine() if is_ray else Processes(method)
@@ -86,7 +87,9 @@ class Parallel(Pipe):
         self._fresh()
 
     def _fresh(self):
-        self._workers, self._finalizer, self._owner = [], None, os.getpid()
+        self._workers = []
+        self._finalizer = None
+        self._owner = os.getpid()
         # what is handed on, and whose turn is next
         self._chunk = new_chunk()
         self._turn = 0
@@ -477,10 +480,13 @@ class Parallel(Pipe):
             w.restore(saved['noted'])
         chunks = unpack_items(state['chunks'])
         first_keys = np.array(state['first_keys'])
+        indices = [each_of(batch).rows['index'] for batch in batches_in(chunks)]
+        least = first_keys.copy()
+        for index in indices:  # a shard that was restarted may have left keys below its first one
+            np.minimum.at(least, index % n, index // n)
         # how much larger keys are than they were saved
-        moved = np.maximum(self._first_keys - first_keys, 0)
-        for batch in batches_in(chunks):
-            index = each_of(batch).rows['index']
+        moved = np.maximum(self._first_keys - least, 0)
+        for index in indices:
             index += n * moved[index % n]
         self._first_keys = first_keys + moved
         self._chunk = chunks[0]

@@ -344,6 +344,29 @@ def test_a_shard_that_is_killed():
     assert stats['stale'] >= 40
 
 
+def test_keys_of_a_batch_that_a_killed_shard_left_are_not_given_again():
+    "The batch is saved, and loaded after other batches"
+    steps = GymStepper(short, zeros, seed=0)
+    replay = Told(steps.prioritized_replay(bs=4, max_sz=40, seed=0))
+    seen = {}
+
+    def draw(n):
+        for batch, pid in islice(pipe, n):
+            names = zip(batch.episode_n.tolist(), batch.step_n.tolist())
+            for key, name in zip(batch.index.tolist(), names):
+                assert seen.setdefault(key, name) == name
+        return pid
+
+    with replay.parallel(2, chunk=1, restarts=9, **FORK) as pipe, pytest.warns(match='are lost'):
+        pid = draw(20)
+        time.sleep(0.5)  # its next batch has come
+        os.kill(pid, signal.SIGKILL)
+        state = pipe.state_dict()
+        draw(20)
+        pipe.load_state_dict(state)
+        draw(20)
+
+
 def test_shards_on_disk_come_back_with_their_rows(tmp_path):
     "After a kill, and in another run"
 
