@@ -10,6 +10,7 @@ __all__ = ['EPISODE', 'STEP', 'OVER', 'TOTAL', 'RESTARTS', 'LOST', 'ENDED', 'RES
 from collections import deque
 import difflib
 from functools import lru_cache
+from threading import RLock
 import warnings
 import numpy as np, torch
 from gymnasium import spaces
@@ -607,7 +608,7 @@ def _of_env(x, i):
 class OwnSteps(Pipe):
     "The first stage of a chain whose steps come from your own loop"
 
-    _buffers = 'rows', '_refuse_nan', '_waiting', '_memory'
+    _buffers = 'rows', '_refuse_nan', '_waiting', '_memory', '_lock'
     # more may come after each pass
     data_ended = False
     takes_steps = True
@@ -623,6 +624,7 @@ class OwnSteps(Pipe):
         self.proven = False  # did rows come through the chain?
         # before anything is counted
         self._refuse_nan = refuse_nan('OwnSteps')
+        self._lock = RLock()  # steps may come from several threads
 
     def __iter__(self):
         while self._waiting:
@@ -647,12 +649,13 @@ class OwnSteps(Pipe):
         **columns,
     ):
         "Take a step; the arguments are those of a replay's `add_step`"
-        try:
-            values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
-            return self.give(self.take(values, env_id, final_obs, autoreset_mode))
-        except BaseException:
-            self.rows.refused(reward, terminated, truncated, env_id)
-            raise
+        with self._lock:
+            try:
+                values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
+                return self.give(self.take(values, env_id, final_obs, autoreset_mode))
+            except BaseException:
+                self.rows.refused(reward, terminated, truncated, env_id)
+                raise
 
     def take(self, values, *how) -> Steps:
         "Make rows of a step; they count when they are given"

@@ -156,8 +156,10 @@ def saved_dtype(spec: list) -> np.dtype:  # of rows
             else ['no columns']
         )
         spans = sorted((at, at + kind.itemsize) for _, kind, at in parts_of(dtype))
-        if any(end > at for (_, end), (at, _) in zip(spans, spans[1:])):
-            wrong.append('columns that overlap')
+        starts = [at for at, _ in spans] + [dtype.itemsize]
+        # numpy takes offsets that overflow
+        if starts[0] < 0 or any(end > at for (_, end), at in zip(spans, starts[1:])):
+            wrong.append('columns that overlap, or lie outside of the row')
     except Exception as e:
         wrong = [f'{type(e).__name__}: {e}']  # numpy has many for what is no dtype
     if wrong:

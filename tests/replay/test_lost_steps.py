@@ -6,6 +6,7 @@ import itertools
 import random
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
 import numpy as np
@@ -489,6 +490,26 @@ def test_a_mixture_remembers_an_end_for_a_replay_that_it_does_not_have(to):
     vector_step(mixture, 2, 0.0, 10)
     vector_step(mixture, 10, 1.0, 11)
     assert leads(mixture.replays['a']) == [(0, 1), (10, 11)]
+
+
+def test_steps_of_several_threads_are_all_counted():
+    own = OwnSteps()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def steps(env):
+        for t in range(300):
+            own.add_step([t], 0, 1.0, [t + 1], False, env_id=env)
+
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(steps, range(4)))
+    finally:
+        sys.setswitchinterval(before)
+    rows = Steps.cat(list(own)).rows
+    for env in range(4):
+        mine = rows[rows['env_id'] == env]
+        assert mine['state'][:, 0].tolist() == [*range(300)] and mine['step_n'][-1] == 300
 
 
 def test_flags_without_entries_may_have_been_an_end():
