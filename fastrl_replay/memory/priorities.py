@@ -101,7 +101,9 @@ class _Prioritized(Sampler):
     def added(self, keys, columns=None):
         # as if rows came one at a time: the first one overwrites a row, and gets the largest
         # priority that is left; the others get that of the first one
-        self.forget(min(self.end, keys.item(0)) + 1 - self.capacity)
+        gone = min(self.end, keys.item(0)) - self.capacity
+        if gone >= self.first and self.tree.leaves[gone % self.capacity] == self.tree.largest:
+            self.forget(gone + 1)
         self.largest_ever = max(self.largest_ever, self.tree.largest)
         super().added(keys, columns)
 

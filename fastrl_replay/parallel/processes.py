@@ -39,9 +39,8 @@ class _Reply:
 
     data = None
 
-    def __init__(self, link, request):
+    def __init__(self, link):
         self.link = link
-        self.request = request
 
     def done(self) -> bool:  # is it there, or will it never be?
         return self.data is not None or self.link.over or not self.link.process.is_alive()
@@ -66,19 +65,21 @@ class _Process:
         self.process.start()
         theirs.close()
         self.over = False  # has the pipe ended?
+        self.sending = threading.Lock()
         self.requests = SimpleQueue()
         self.news = SimpleQueue()  # wakes `wait`
-        self.thread = threading.Thread(target=self._talk, daemon=True)
+        self.thread = threading.Thread(target=self._listen, daemon=True)
         self.thread.start()
 
-    def _talk(self):
-        "Send each request and receive its answer, in a thread"
-        with suppress(EOFError, OSError), self.conn:
+    def _listen(self):
+        "Receive the answer to each request, in a thread"
+        with suppress(EOFError, OSError):
             while (reply := self.requests.get()) is not None:
-                self.conn.send(reply.request)
                 reply.data = self.conn.recv_bytes()
                 self.news.put(None)
             self.conn.send(None)
+        with self.sending:  # a closed file's number may soon be another's
+            self.conn.close()
         self.over = True
         self.news.put(None)
 
@@ -88,7 +89,11 @@ class _Process:
         self.n += 1
         write(self.views[i], tensors)
         # bytes: to send a tensor would open a file
-        reply = _Reply(self, (pickle.dumps((what, feedback, args)), i))
+        request = pickle.dumps((what, feedback, args)), i
+        reply = _Reply(self)
+        # not in the thread, which may wait 5 ms until it runs; if it fails, the process has ended
+        with suppress(OSError), self.sending:
+            self.conn.send(request)
         self.requests.put(reply)
         return reply
 

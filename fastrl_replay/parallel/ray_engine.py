@@ -26,9 +26,11 @@ class _Stored(Weights):
     newest = ref = None
 
     def store(self, tensors):
-        "Return what finds these numbers in the store"
+        "Return these numbers, or what finds them in the store"
         line = self.line()
         write(self.tensors(line), tensors)
+        if len(line) < 2**15:  # Ray sends small arguments with the request, which is faster
+            return line.numpy()
         if self.ref is None or not torch.equal(line, self.newest):
             self.newest = line
             self.ref = _ray().put(line.numpy())

@@ -18,6 +18,8 @@ def by_shard(
 ) -> list:  # pairs of a shard and the places of its keys
     "Which keys are of which shard"
     rank = keys % n
+    if len(rank) and (rank == rank[0]).all():
+        return [(int(rank[0]), slice(None))]
     return [(int(r), rank == r) for r in np.unique(rank)]
 
 # %% ../../nbs/parallel/shards.ipynb #62087405

@@ -350,8 +350,9 @@ class Parallel(Pipe):
         if not self.num_workers:
             return self.source.drawn_from.update_priorities(keys, td)
         keys, td = as_feedback('Parallel', keys, td)
-        if self.draws_batches and hasattr(self.source.drawn_from, 'check_errors'):
-            self.source.drawn_from.check_errors('Parallel', keys, td)
+        replay = self.source.drawn_from if self.draws_batches else None
+        if hasattr(replay, 'check_errors'):
+            replay.check_errors('Parallel', keys, td)
         if not self._workers:
             self.stale += len(keys)  # they were closed
             return

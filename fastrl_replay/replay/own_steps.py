@@ -232,7 +232,7 @@ class StepRows:
         self._write(values)
         rows = self.rows
         if type(env_id) is not int or self._of != env_id:
-            self._find(env_id, len(rows))
+            self._find(env_id, len(rows), in_next_step)
         outcome = number_steps(
             self.raw,
             self._at,
@@ -407,7 +407,7 @@ class StepRows:
             raise BlockError(self.who, 'env_id', f'{env_id!r:.60}', expected)
         return ids
 
-    def _find(self, env_id, n):
+    def _find(self, env_id, n, in_next_step):
         "Look up these environments in the table, and enter new ones"
         self._of = None  # until all of them are found
         ids = self._ids(env_id, n)
@@ -420,7 +420,8 @@ class StepRows:
                 here = [] if memory is None else memory.last_steps()['env_id']
                 over = known['counts'][:, OVER] == 1
                 over &= ~np.isin(known['env_id'], [*ids, *here])
-                self._lost.update(known['env_id'][over].tolist())
+                if in_next_step:  # they will reset themselves
+                    self._lost.update(known['env_id'][over].tolist())
                 known = known[~over]
             self._enter(known, new)
         for e in ids.tolist():

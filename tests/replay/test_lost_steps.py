@@ -196,6 +196,14 @@ def test_first_steps_of_new_environments_are_kept_after_others_were_forgotten():
         assert replay.memory.inserted == 2 * env + 2
 
 
+def test_a_loop_that_resets_may_give_each_episode_another_number():
+    "Nothing is kept of those that are over and overwritten"
+    replay = ExperienceReplay(bs=1, max_sz=100)
+    for env in range(5000):
+        replay.add_step([0.0], 0, 1.0, [1.0], True, env_id=env)
+    assert replay.state_dict()['own']['steps']['lost'] == []
+
+
 def test_the_reset_after_an_end_that_a_mixture_refused_is_left_out():
     mixture = Mixture({k: ExperienceReplay(bs=1, max_sz=100) for k in 'ab'})
     vector_step(mixture, 1, 1.0, 2)
