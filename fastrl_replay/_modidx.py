@@ -2631,6 +2631,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                   'fastrl_replay/replay/own_steps.py'),
                                                 'fastrl_replay.replay.own_steps.StepRows.make': ( 'replay/own_steps.html#steprows.make',
                                                                                                   'fastrl_replay/replay/own_steps.py'),
+                                                'fastrl_replay.replay.own_steps.StepRows.missed': ( 'replay/own_steps.html#steprows.missed',
+                                                                                                    'fastrl_replay/replay/own_steps.py'),
                                                 'fastrl_replay.replay.own_steps.StepRows.refused': ( 'replay/own_steps.html#steprows.refused',
                                                                                                      'fastrl_replay/replay/own_steps.py'),
                                                 'fastrl_replay.replay.own_steps.StepRows.snapshot': ( 'replay/own_steps.html#steprows.snapshot',

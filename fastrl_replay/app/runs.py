@@ -395,7 +395,7 @@ def outside(
     found = [key for key in ('env', 'wrappers', 'train_wrappers') if reaches_outside(s[key])]
     within = dict(engine='process', data='none', memory_path='none')
     found += [key for key, value in within.items() if s[key] != value]
-    largest = dict(envs=1024, max_sz=10**7, threads=256)
+    largest = dict(envs=1024, max_sz=10**7, threads=256, workers=16, shards=16)
     return found + [key for key, most in largest.items() if s[key] > most]
 
 

@@ -217,7 +217,7 @@ class StepRows:
         # and were forgotten
         self._lost = set()
         self._all_lost = unsure  # may those of all known environments have ended?
-        self._last_ids = np.zeros(0, np.int64)
+        self.last_ids = np.zeros(0, np.int64)
 
     def make(
         self,
@@ -272,7 +272,7 @@ class StepRows:
         "Count the rows that were made last"
         self._records[self._which] = self._new_records
         if self._lost:
-            self._lost.difference_update(self._last_ids.tolist())
+            self._lost.difference_update(self.last_ids.tolist())
         self.dtype = self.rows.dtype
 
     def refused(self, reward, terminated, truncated, env_id):
@@ -288,8 +288,7 @@ class StepRows:
         try:
             ids = self._ids(env_id, n)
         except BlockError:
-            self.unsure = True
-            ids = self._last_ids  # are likely to be meant
+            ids = ()
         # a single number may have been meant for all environments of a vector
         clear = len(shape) == 1 and len(ids) == n > 0 and any(a.shape == shape for a in known)
         if clear and all(a.shape in ((), shape) for a in known):
@@ -298,6 +297,13 @@ class StepRows:
         else:
             self.unsure = self._all_lost = True
             self._mark_all()
+
+    def missed(self, ids):
+        "Let these environments begin episodes: their last step was not made here"
+        for e in ids.tolist():
+            counts = self.table['counts'][self.number[e]] if e in self.number else None
+            if counts is not None and counts[OVER] == 0:
+                counts[STEP:] = _FRESH[STEP:]
 
     def _mark_all(self):
         "Mark the known environments as soon as they are looked up"
@@ -435,7 +441,7 @@ class StepRows:
         self.new['env_id'] = self.rows['env_id'] = ids
         self._which = np.array([self.number[e] for e in ids.tolist()])
         self._of = env_id if type(env_id) is int else None  # an array may change
-        self._last_ids = ids
+        self.last_ids = ids
 
     def _enter(self, known, more=0):
         "Make a table of these environments, with room for more"

@@ -426,23 +426,23 @@ def test_a_loaded_mixture_knows_which_replay_took_the_last_step():
     assert mixture.replays['a'].memory[:].state.flatten().tolist() == [0, 10]
 
 
-def test_a_refused_end_of_unknown_environments_loses_no_row_of_others():
+def test_a_refused_end_of_unknown_environments_may_be_that_of_any():
+    "Also if they came in another order before, and the observation stays as it was at the end"
     replay = ExperienceReplay(bs=2, max_sz=100)
 
-    def step(a, b, rewards, ends, **how):
-        obs, next_obs = [[a[0]], [b[0]]], [[a[1]], [b[1]]]
-        replay.add_step(obs, [0, 0], rewards, next_obs, ends, autoreset_mode='next_step', **how)
+    def step(ids, obs, reward, next_obs, end=False):
+        how = dict(env_id=ids, autoreset_mode='next_step')
+        obs, next_obs = np.float32(obs)[:, None], np.float32(next_obs)[:, None]
+        replay.add_step(obs, [0, 0], reward, next_obs, [end, False], **how)
 
-    step((0, 1), (100, 101), [0.0, 0.0], [False, False])
-    last = (1, 2), (101, 102), [0.0, 5.0], [False, True]
+    step([1, 0], [10, 0], [1.0, 1.0], [11, 1])
     with pytest.raises(BlockError, match='env_id'):
-        step(*last, env_id=[1, 1])
-    step(*last)
-    step((2, 3), (102, 200), [0.0, 0.0], [False, False])
-    kept = replay.memory[:]
-    assert kept.state[kept.env_id == 0].flatten().tolist() == [0, 1, 2]
-    assert kept.state[kept.env_id == 1].flatten().tolist() == [100, 101]
-    assert set(kept.episode_n.tolist()) == {1}
+        step(None, [1, 11], [1.0, 0.0], [1, 12], True)  # of 0 and 1
+    with pytest.warns(UserWarning, match='left out'):
+        step([0, 1], [1, 12], [0.0, 1.0], [50, 13])
+    step([0, 1], [50, 13], [1.0, 1.0], [51, 14])
+    assert leads(replay) == [(10, 11), (0, 1), (12, 13), (50, 51), (13, 14)]
+    assert replay.memory[:].episode_n.tolist() == [1, 1, 2, 2, 2]
 
 
 def test_an_interrupt_while_a_step_waits_for_the_lock_loses_no_end():
@@ -487,6 +487,22 @@ def test_a_block_that_gather_can_not_join_changes_nothing():
     assert through_file(stage.state_dict())
     (joined,) = stage
     assert joined == numbered(4)
+
+
+def test_steps_in_another_replay_of_a_mixture_are_missing_in_this_one():
+    "They lead back to the observation where they began; another environment continues"
+    mixture = Mixture({name: ExperienceReplay(bs=1, max_sz=9) for name in 'ab'})
+    for env, obs, next_obs, to in [
+        (0, 0, 1, 'a'),
+        (1, 100, 101, 'a'),
+        (0, 1, 2, 'b'),
+        (0, 2, 1, 'b'),
+        (0, 1, 3, 'a'),
+        (1, 101, 102, 'a'),
+    ]:
+        mixture.add_step([obs], 0, 1.0, [next_obs], False, env_id=env, to=to)
+    rows = mixture.replays['a'].memory[:]
+    assert rows.episode_n.tolist() == [1, 1, 2, 1] and rows.step_n.tolist() == [1, 1, 1, 2]
 
 
 @pytest.mark.parametrize('to', [['a'], 'c'])
