@@ -225,15 +225,20 @@ def _outcome(out):
     "Return the summary of a run that has ended, and its curve"
     number = (int, float)
     read_config(out)  # an error if it is no run
-    fields = dict(
-        final_return=number, wall_s=number, env_steps=int, solved_at_step=(int, type(None))
-    )
     try:
-        s = read_json(out / 'summary.json', fields)
+        s = read_json(
+            out / 'summary.json',
+            dict(
+                final_return=number, wall_s=number, env_steps=int, solved_at_step=(int, type(None))
+            ),
+        )
     except FileNotFoundError:
-        what = 'this run has not ended: it has no summary.json'
-        remedy = f'fastrl-replay train --resume {out}'
-        raise SettingsError('compare', what, out, remedy=remedy) from None
+        raise SettingsError(
+            'compare',
+            'this run has not ended: it has no summary.json',
+            out,
+            remedy=f'fastrl-replay train --resume {out}',
+        ) from None
     lines = read_metrics(out)
     x, y = column(lines, 'return_mean')
     if not x:  # a run from recorded rows has evaluations only

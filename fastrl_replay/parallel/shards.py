@@ -18,9 +18,9 @@ def by_shard(
 ) -> list:  # pairs of a shard and the places of its keys
     "Which keys are of which shard"
     rank = keys % n
-    if len(rank) and (rank == rank[0]).all():
-        return [(int(rank[0]), slice(None))]
-    return [(int(r), rank == r) for r in np.unique(rank)]
+    # a batch has keys of one, mostly, and to sort takes longer
+    found = np.unique(rank) if (rank != rank[:1]).any() else rank[:1]
+    return [(int(r), rank == r) for r in found]
 
 # %% ../../nbs/parallel/shards.ipynb #62087405
 def scale_of(

@@ -480,16 +480,11 @@ class Parallel(Pipe):
             self._result(w, 'load', saved['state'])
             w.restore(saved['noted'])
         chunks = unpack_items(state['chunks'])
-        first_keys = np.array(state['first_keys'])
-        indices = [each_of(batch).rows['index'] for batch in batches_in(chunks)]
-        least = first_keys.copy()
-        for index in indices:  # a shard that was restarted may have left keys below its first one
-            np.minimum.at(least, index % n, index // n)
-        # how much larger keys are than they were saved
-        moved = np.maximum(self._first_keys - least, 0)
-        for index in indices:
-            index += n * moved[index % n]
-        self._first_keys = first_keys + moved
+        # keys that were given out here are not given again
+        for batch in batches_in(chunks):
+            index = each_of(batch).rows['index']
+            index += n * self._first_keys[index % n]
+        self._first_keys = self._first_keys + state['first_keys']
         self._chunk = chunks[0]
         for w, chunk in zip(self._workers, chunks[1:]):
             w.chunk = chunk
