@@ -300,10 +300,11 @@ class StepRows:
 
     def missed(self, ids):
         "Let these environments begin episodes: their last step was not made here"
-        for e in ids.tolist():
-            counts = self.table['counts'][self.number[e]] if e in self.number else None
-            if counts is not None and counts[OVER] == 0:
-                counts[STEP:] = _FRESH[STEP:]
+        at = [self.number[e] for e in ids.tolist() if e in self.number]
+        if at:
+            counts = self.table['counts']
+            under_way = np.array(at)[counts[at, OVER] == 0]
+            counts[under_way, STEP:] = _FRESH[STEP:]
 
     def _mark_all(self):
         "Mark the known environments as soon as they are looked up"
@@ -656,13 +657,14 @@ class OwnSteps(Pipe):
         **columns,
     ):
         "Take a step; the arguments are those of a replay's `add_step`"
-        with self._lock:
-            try:
+        try:
+            with self._lock:
                 values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
                 return self.give(self.take(values, env_id, final_obs, autoreset_mode))
-            except BaseException:
+        except BaseException:
+            with self._lock:
                 self.rows.refused(reward, terminated, truncated, env_id)
-                raise
+            raise
 
     def take(self, values, *how) -> Steps:
         "Make rows of a step; they count when they are given"
