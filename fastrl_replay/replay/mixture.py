@@ -207,7 +207,8 @@ class Mixture(Pipe):
         batch = _together(parts, len(self.replays), list(self.replays))
         if not shard:
             weight = each_of(batch)['weight']
-            weight.div_(weight.max().clamp(min=max(tops)))
+            top = min(max(tops), torch.finfo(weight.dtype).max)
+            weight.div_(weight.max().clamp(min=top))
         set_replay(batch, self)
         self.batches = self.batches + 1
         self.carried = carried

@@ -191,10 +191,12 @@ class Gather(Pipe):
             yield self._together()
 
     def _together(self):
-        rows = Steps.cat(self._waiting)
+        if len(self._waiting) > 1:
+            self._wait([Steps.cat(self._waiting)])
+        (rows,) = self._waiting
         n = self.n if self.exact else len(rows)
         self._wait([rows[n:]] if len(rows) > n else [])
-        return rows[:n]
+        return rows[:n].copy()
 
     @property
     def rows(self):

@@ -489,6 +489,14 @@ def test_a_block_that_gather_can_not_join_changes_nothing():
     assert joined == numbered(4)
 
 
+def test_gather_copies_each_row_of_a_large_block_twice_at_most(monkeypatch):
+    rows = []
+    cat = Steps.cat
+    monkeypatch.setattr(Steps, 'cat', lambda blocks: rows.extend(map(len, blocks)) or cat(blocks))
+    assert len(list(Gather([numbered(1000)], 10, exact=True))) == 100
+    assert sum(rows) <= 1000
+
+
 def test_steps_in_another_replay_of_a_mixture_are_missing_in_this_one():
     "They lead back to the observation where they began; another environment continues"
     mixture = Mixture({name: ExperienceReplay(bs=1, max_sz=9) for name in 'ab'})

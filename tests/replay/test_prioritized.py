@@ -380,6 +380,8 @@ def test_ranks_with_a_large_alpha():
     replay.update_priorities(replay.add(numbered(50)), range(50))
     batch = replay.sample()
     assert batch.index.tolist() == [49] * 4 and torch.isfinite(batch.weight).all()
+    mixture = Mixture(dict(a=replay, b=ExperienceReplay(bs=4, max_sz=9)), dict(a=1, b=0))
+    assert torch.isfinite(mixture.sample().weight).all()
 
 
 def test_feedback_on_a_device_asks_for_no_doubles():
