@@ -372,11 +372,14 @@ class Frames(Store):
         leaves = self._leaves_of(dtype)
         lasting = place.new('frames', (len(leaves), N_NUMBERS), np.int64, 0)
         numbers = lasting if place.writes else lasting.copy()
+        sizes = [l.size for l in leaves]
         if not place.meta:
             # some hundred segments in a full memory
             many = min(max(n // 512, self.smallest_segment), 1024)
             numbers[:, BITS] = many.bit_length() - 1
-            numbers[:, FRAME_SIZE] = [l.size for l in leaves]
+            numbers[:, FRAME_SIZE] = sizes
+        elif numbers[:, FRAME_SIZE].tolist() != sizes:
+            raise StateError('Frames', 'damaged sizes of frames', numbers[:, FRAME_SIZE], sizes)
         # n-step rows reach further back
         each = self.raw_frames * (2 if 'n' in dtype.names else 1)
         logs = []

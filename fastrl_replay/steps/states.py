@@ -66,10 +66,10 @@ _REPEATED = 1 << 20  # entries of lists, and bytes of tensors, that a state may 
 def plain(
     x,  # a state
     depth: int = 0,  # how deep it lies
-    seen: dict = None,  # identities of lists and memories; how much of them was repeated
+    seen: dict = None,  # lists and memories; entries repeated; bytes that tensors hold, and name
 ):  # dicts, lists, tuples, tensors that are dense, and whatever else there is
     "Return the same data without repetition; raise `Misfit` if it would be much larger than it is"
-    seen = dict(repeated=0) if seen is None else seen
+    seen = dict(repeated=0, held=0, named=0) if seen is None else seen
     if isinstance(x, torch.Tensor):
         return _dense(x, seen)
     if type(x) not in (dict, OrderedDict, list, tuple):
@@ -99,17 +99,15 @@ def _dense(x, seen):
     )
     if not strided:
         raise Misfit(f'{described(x)}, {x.layout}, on {x.device}', 'a dense tensor with memory')
-    if x.is_contiguous() and not x.is_conj() and not x.is_neg():
-        return x.detach()
     memory = x.untyped_storage()
-    seen['repeated'] += x.numel() * x.element_size()
     if memory.data_ptr() not in seen:
-        seen['repeated'] -= memory.nbytes()
+        seen['held'] += memory.nbytes()
     seen[memory.data_ptr()] = True
-    if seen['repeated'] > _REPEATED:
+    seen['named'] += x.numel() * x.element_size()
+    if seen['named'] > 4 * seen['held'] + _REPEATED:
         raise Misfit(
             f'{described(x)} that takes {memory.nbytes()} bytes',
-            f'at most {_REPEATED} bytes that tensors share',
+            'tensors that share less of their memory',
         )
     return x.detach().resolve_conj().resolve_neg().contiguous()
 

@@ -448,7 +448,7 @@ def test_tensors_that_share_numbers_are_not_larger_than_their_file():
     "Each is small"
     one = torch.zeros(1)
     state = [one.expand(2**18) for _ in range(3000)]
-    with small(), pytest.raises(StateError, match='tensors share'):
+    with small(), pytest.raises(StateError, match='share less'):
         ExperienceReplay(bs=1).load_state_dict(
             dict(stage='ExperienceReplay', own=state, above=None)
         )

@@ -360,7 +360,7 @@ def test_a_frame_that_unpacks_to_another_size_is_refused(compress):
         other = torch.cat(
             [ends.view(torch.uint8), torch.frombuffer(bytearray(one * n), dtype=torch.uint8)]
         )
-        damaged = dict(frames, packed=[other] * len(frames['packed']))
+        damaged = dict(frames, packed=[other.clone() for _ in frames['packed']])
         bad = dict(state, store=dict(state['store'], frames=[damaged]))
         twin = Timeline(300, Small(1, compress))
         twin.load_state_dict(bad)
