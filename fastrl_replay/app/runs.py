@@ -392,7 +392,9 @@ def outside(
     s: dict,  # settings
 ) -> list:  # of names
     "Return settings that reach outside of a run: modules, paths, clusters, large numbers"
-    found = [key for key in ('env', 'wrappers', 'train_wrappers') if reaches_outside(s[key])]
+    # together, because their sizes multiply
+    calls = [key for key in ('env', 'wrappers', 'train_wrappers') if s[key] != 'none']
+    found = calls if reaches_outside(', '.join(s[key] for key in calls)) else []
     within = dict(engine='process', data='none', memory_path='none')
     found += [key for key, value in within.items() if s[key] != value]
     largest = dict(envs=1024, max_sz=10**7, threads=256, workers=16, shards=16)

@@ -111,7 +111,7 @@ class _Encoder:
     def _space(self, x):
         "The random numbers of a space"
         generators = [s._np_random for _, s in named_leaves(x)]
-        states = [None if _is_unused(g) else encode(g) for g in generators]
+        states = [None if _is_unused(g) else encode(g.bit_generator.state) for g in generators]
         return dict(kind='space', states=states)
 
     def _game(self, x):
@@ -185,7 +185,7 @@ class _Decoder:
 
     def _space(self, e, space):
         for (_, s), state in zip(named_leaves(space), e['states'], strict=True):
-            s._np_random = decode(state)
+            s._np_random = None if state is None else generator(decode(state))
 
     def _game(self, e, game):
         import ale_py

@@ -41,7 +41,7 @@ def count_steps(
     wrong = -1
     for i in range(len(totals)):
         row = i * size
-        over = raw[row + term_at] or raw[row + trunc_at]
+        over = (raw[row + term_at] | raw[row + trunc_at]) != 0
         if counts[i, 2] % 2:
             left += 1
             if counts[i, 2] == ENDED:

@@ -193,6 +193,7 @@ def timeline_contents(timeline):
         path=place.path and str(place.path),
         place='directory' if place.path else place.device or 'main memory',
         rows=len(key),
+        row_bytes=timeline.dtype.itemsize if parts else 1,
         max_sz=timeline.max_sz,
         inserted=end,
         oldest=end - len(key),
@@ -580,8 +581,9 @@ def memory_sample(
     pictured = len(small) < len(seen['columns'])
     wide = sum(min(math.prod(d['shape']), 128) for d in small)
     left = int(room * (0.3 if pictured else 0.85) / (60 + 8 * wide))
-    left = min(left, 20_000, 2**28 // seen['take'](row['key'][-1:])[1].dtype.itemsize)
-    chosen = choose_episodes(seen, named, min(most, max(left // 24, 3)), seed)
+    left = min(left, 20_000, 2**28 // seen['row_bytes'])
+    # the longest rows may be too long to be read
+    chosen = choose_episodes(seen, named, min(most, max(left // 24, 3)), seed) if left > 9 else {}
     of = np.flatnonzero(np.isin(row['episode'], list(chosen)))
     keys = {i: row['key'][of[row['episode'][of] == i]] for i in chosen}
     episodes = []

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['GREY', 'COLORS', 'INK', 'STYLES', 'WORKER_CHARTS', 'draw_chart', 'draw_ring', 'figure_class', 'png_of_figure',
-           'figure_of', 'png', 'charts_png', 'bars_by', 'show']
+           'figure_of', 'png', 'charts_png', 'table', 'curves', 'bars_by', 'show']
 
 # %% ../../nbs/look/show.ipynb #685d7942
 import io
 from functools import lru_cache, partial
 from textwrap import wrap
 import numpy as np
-from .sample import ENDS, samples_of
+from .sample import ENDS, chart, samples_of
 from ..parallel.stage import Parallel
 from ..replay.mixture import Mixture
 from ..steps.errors import not_installed
@@ -130,6 +130,40 @@ def charts_png(charts: list, title: str) -> bytes:
     "Return charts, one below the other, as a PNG"
     panels = [partial(draw_chart, chart=chart) for chart in charts]
     return png_of_figure(figure_of(panels, title, columns=1, who='returns.png'))
+
+# %% ../../nbs/look/show.ipynb #6d0160f8
+_COLUMNS = 'final_return', 'best_return', 'solved_at_step', 'env_steps', 'wall_s'
+
+
+def table(
+    results: dict,  # name → outcomes of one or several runs
+) -> str:  # in Markdown
+    "Return a table of the results of runs"
+    lines = ['| run | final return | best return | solved at step | steps | seconds |']
+    lines.append('|---' * 6 + '|')
+    for name, runs in results.items():
+        cells = [name]
+        for key in _COLUMNS:
+            values = [r.get(key) for r in runs]
+            cells.append(', '.join('–' if v is None else f'{round(v, 2):,}' for v in values))
+        lines.append(f'| {" | ".join(cells)} |')
+    return '\n'.join(lines)
+
+
+def curves(
+    results: dict,  # name → outcomes of one or several runs
+) -> bytes:  # a png
+    "Draw the mean of each name's runs"
+    lines = []
+    solved = set()
+    for name, runs in results.items():
+        solved |= {r.get('solved') for r in runs}
+        if all(r['x'] for r in runs):  # some episode has ended
+            x = np.linspace(0, min(r['x'][-1] for r in runs), 400)
+            y = np.mean([np.interp(x, r['x'], r['y']) for r in runs], 0)
+            lines.append(dict(name=name, style='line', x=x, y=y))
+    levels = [[level, 'solved'] for level in solved - {None}]
+    return charts_png([chart('Return', 'environment steps', *lines, levels=levels)], '')
 
 # %% ../../nbs/look/show.ipynb #c966a8d0
 WORKER_CHARTS = dict(

@@ -12,13 +12,7 @@ from functools import cached_property
 from pathlib import Path
 import numpy as np, torch
 from ..steps.compiled import bytes_at, floats_at, longs_at, memmove, njit
-from fastrl_replay.steps.core import (
-    Steps,
-    plain_columns,
-    refuse_flags,
-    steps_of_bytes,
-    steps_of_rows,
-)
+from ..steps.core import Steps, plain_columns, set_flags, steps_of_bytes, steps_of_rows
 from ..steps.errors import ArgumentError, StateError, choice, whole
 from ..steps.row_dtypes import EPISODE, extend_dtype, padding
 from ..steps.episodes import ENV, SIZE, RowLayout
@@ -275,7 +269,7 @@ def check_saved_rows(
     search: NaNSearch,  # where in such rows a NaN can be
 ):
     "Raise where there can be no such rows"
-    refuse_flags(who, rows)
+    set_flags(rows)
     if has_nan(rows.ctypes.data, len(rows), search.at):
         raise StateError(who, 'saved rows with a NaN', first_nan(rows))
 

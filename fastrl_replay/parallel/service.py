@@ -207,7 +207,7 @@ class Service(OwnSteps):
     draws_batches = True
     has_source = False
     takes_any_item = True
-    _buffers = 'rows', '_refuse_nan', '_waiting', '_memory', '_actors', 'lock'
+    _buffers = *OwnSteps._buffers, '_actors', 'lock'
 
     def __init__(
         self,

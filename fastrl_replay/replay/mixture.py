@@ -180,11 +180,12 @@ class Mixture(Pipe):
         if self._stepped not in (None, name):
             replay.step_rows.unsure = True  # an episode may have ended in the other one
         self._stepped = name
-        keys = replay.add_step(obs, action, reward, next_obs, terminated, truncated, **how)
-        for r in self.replays.values():
-            if r is not replay:
-                r.step_rows.missed(replay.step_rows.last_ids)
-        return keys
+        try:
+            return replay.add_step(obs, action, reward, next_obs, terminated, truncated, **how)
+        finally:
+            for r in self.replays.values():
+                if r is not replay:
+                    r.step_rows.missed(replay.step_rows.last_ids)
 
     def sample(
         self,

@@ -36,6 +36,8 @@ def as_array(x):  # anything that is no dict and no tuple
         a = np.asarray(x)
     except (TypeError, ValueError, RuntimeError):
         return np.empty(0, object)
+    if a.dtype == bool:
+        a = a.view(np.uint8) != 0  # other bytes than 0 and 1 may be there
     chosen = isinstance(x, (np.ndarray, np.generic))
     return a.astype(np.float32) if a.dtype.kind == 'f' and not chosen else a
 
@@ -157,7 +159,7 @@ def number_steps(raw, at, which, table, new, in_next_step, unsure, resets):
         reward = floats[(row + reward_at) >> 2]
         if not np.isfinite(reward):
             return -1 - i
-        over = raw[row + terminated_at] | raw[row + truncated_at]
+        over = (raw[row + terminated_at] | raw[row + truncated_at]) != 0
         idle = reward == 0 and not over  # as a reset in next-step mode
         continues = _same(state, table.ctypes.data + at_last + kept_at, width)
         after_end = had_ended and continues and not _same(state, after, width)
@@ -182,7 +184,7 @@ def number_steps(raw, at, which, table, new, in_next_step, unsure, resets):
             outcome |= LEFT_OUT
         else:
             step, total = step + 1, total + reward
-            outcome |= ENDED * (over != 0)
+            outcome |= ENDED * over
             ints[(row + episode_at) >> 2], ints[(row + step_at) >> 2] = episode, step
             floats[(row + total_at) >> 2] = total
         counts[EPISODE], counts[STEP], counts[OVER] = episode, step, over
@@ -300,11 +302,11 @@ class StepRows:
 
     def missed(self, ids):
         "Let these environments begin episodes: their last step was not made here"
-        at = [self.number[e] for e in ids.tolist() if e in self.number]
-        if at:
-            counts = self.table['counts']
-            under_way = np.array(at)[counts[at, OVER] == 0]
-            counts[under_way, STEP:] = _FRESH[STEP:]
+        self._of = None
+        known = self._saved if self.table is None else self.table
+        if known is not None:
+            under_way = np.isin(known['env_id'], ids) & (known['counts'][:, OVER] != 1)
+            known['counts'][under_way, STEP:] = _FRESH[STEP:]
 
     def _mark_all(self):
         "Mark the known environments as soon as they are looked up"
@@ -330,7 +332,7 @@ class StepRows:
                 field, kind, shape, plain = self.columns[k]
                 alike = type(x) is np.ndarray and x.shape == shape
                 if alike and (x.dtype is kind or (x.dtype.char, kind.char) in _FLOATS):
-                    field[...] = x
+                    field[...] = x if kind.char != '?' else x.view(np.uint8) != 0
                 elif isinstance(x, plain):
                     field[0] = x
                 else:
@@ -674,8 +676,10 @@ class OwnSteps(Pipe):
         "Count rows that were taken, and let them wait for the chain"
         if len(steps):
             self._refuse_nan(steps.rows)
-            self._waiting.append(steps)
         self.rows.done()
+        # an interrupt before this loses the step, and none is there twice
+        if len(steps):
+            self._waiting.append(steps)
 
     def __setstate__(self, state):  # a copy begins new episodes
         super().__setstate__(state)

@@ -174,8 +174,8 @@ class Gather(Pipe):
         self._wait([])
 
     def _wait(self, blocks):
-        self._waiting = blocks
-        self._rows = sum(map(len, blocks))
+        # in one call, which no interrupt divides
+        vars(self).update(_waiting=blocks, _rows=sum(map(len, blocks)))
 
     def __iter__(self):
         # where they waited when it was saved

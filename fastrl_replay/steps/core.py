@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'steps_of_rows', 'steps_of_bytes', 'main_rows',
-           'joined', 'same_fields', 'replay_of', 'set_replay', 'pack', 'unpack', 'refuse_flags']
+           'joined', 'same_fields', 'replay_of', 'set_replay', 'pack', 'unpack', 'set_flags']
 
 # %% ../../nbs/steps/core.ipynb #6b42f5ec
 import numpy as np, torch
@@ -246,7 +246,7 @@ class Steps:
         if content.dtype != np.uint8 or content.shape[-1] != dtype.itemsize:
             raise ValueError(f'{content.dtype} {content.shape} for rows of {dtype.itemsize} bytes')
         rows = content.view(dtype)[..., 0]
-        refuse_flags('Steps', rows)
+        set_flags(rows)
         return Steps(rows)
 
     def __repr__(self):
@@ -420,16 +420,13 @@ def unpack(state: dict) -> Steps:  # in new memory
         raise StateError('unpack', 'a damaged saved block', f'{type(e).__name__}: {e}') from e
 
 # %% ../../nbs/steps/core.ipynb #ff700a8a
-def refuse_flags(
-    who: str,  # whose rows they are
+def set_flags(
     rows: np.ndarray,  # structured, as they were saved
 ):
-    "A `StateError` where a column of flags holds other bytes than 0 and 1"
-    for n, a in leaves(rows):
-        if a.dtype == bool and (a.view(np.uint8) > 1).any():
-            raise StateError(
-                who, f'saved rows, column {n!r}', f'a byte {a.view(np.uint8).max()}', '0 or 1'
-            )
+    "Let flags have the bytes 0 and 1: numpy takes any other byte for 1, and torch does not"
+    for _, a in leaves(rows):
+        if a.dtype == bool:
+            np.not_equal(a.view(np.uint8), 0, out=a)
 
 # %% ../../nbs/steps/core.ipynb #7744e2f5
 def _glimpse(a):

@@ -137,6 +137,7 @@ def test_settings_that_are_given_again_count(copy, capsys):
         ('train_wrappers', 'TimeLimit(50), RecordVideo(videos)'),
         ('wrappers', 'FrameStackObservation(20000000)'),
         ('wrappers', 'FrameStackObservation(9999), FrameStackObservation(3000)'),
+        ('train_wrappers', 'FrameStackObservation(9999)'),
         ('env', 'fastrl_replay/Catch-v0(size=60_000)'),
         ('envs', 60_000),
         ('max_sz', 400_000_000),
@@ -150,7 +151,7 @@ def test_a_strangers_environment_names_no_path_and_no_large_number(
     "RecordVideo writes files anywhere; a large space takes gigabytes before it is compared"
     monkeypatch.chdir(tmp_path)
     value = value.format(tmp_path) if isinstance(value, str) else value
-    change(copy, **{key: value}, steps=400)
+    change(copy, **{'wrappers': 'FrameStackObservation(900)', key: value}, steps=400)
     before = contents(tmp_path)
     said = says(capsys, *line.split(), copy)
     assert '--trust' in said and contents(tmp_path) == before
