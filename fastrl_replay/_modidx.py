@@ -2691,6 +2691,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'fastrl_replay/replay/replay.py'),
                                              'fastrl_replay.replay.replay.Replay._catch_up': ( 'replay/replay.html#replay._catch_up',
                                                                                                'fastrl_replay/replay/replay.py'),
+                                             'fastrl_replay.replay.replay.Replay._chain_state': ( 'replay/replay.html#replay._chain_state',
+                                                                                                  'fastrl_replay/replay/replay.py'),
                                              'fastrl_replay.replay.replay.Replay._check_columns': ( 'replay/replay.html#replay._check_columns',
                                                                                                     'fastrl_replay/replay/replay.py'),
                                              'fastrl_replay.replay.replay.Replay._check_enough': ( 'replay/replay.html#replay._check_enough',

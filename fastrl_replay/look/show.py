@@ -132,18 +132,17 @@ def charts_png(charts: list, title: str) -> bytes:
     return png_of_figure(figure_of(panels, title, columns=1, who='returns.png'))
 
 # %% ../../nbs/look/show.ipynb #6d0160f8
-_COLUMNS = 'final_return', 'best_return', 'solved_at_step', 'env_steps', 'wall_s'
-
-
 def table(
     results: dict,  # name → outcomes of one or several runs
 ) -> str:  # in Markdown
     "Return a table of the results of runs"
-    lines = ['| run | final return | best return | solved at step | steps | seconds |']
-    lines.append('|---' * 6 + '|')
+    lines = [
+        '| run | final return | best return | solved at step | steps | seconds |',
+        '|---' * 6 + '|',
+    ]
     for name, runs in results.items():
         cells = [name]
-        for key in _COLUMNS:
+        for key in 'final_return', 'best_return', 'solved_at_step', 'env_steps', 'wall_s':
             values = [r.get(key) for r in runs]
             cells.append(', '.join('–' if v is None else f'{round(v, 2):,}' for v in values))
         lines.append(f'| {" | ".join(cells)} |')

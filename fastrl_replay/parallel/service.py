@@ -207,7 +207,7 @@ class Service(OwnSteps):
     draws_batches = True
     has_source = False
     takes_any_item = True
-    _buffers = *OwnSteps._buffers, '_actors', 'lock'
+    _buffers = 'rows', '_refuse_nan', '_waiting', '_memory', '_lock', '_actors', 'lock'
 
     def __init__(
         self,

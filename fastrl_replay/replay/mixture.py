@@ -167,7 +167,7 @@ class Mixture(Pipe):
         to: str = None,  # the name of a replay; None: the one that has a source, or the first one
         **how,  # env_id, final_obs, autoreset_mode and further columns, as for `Replay.add_step`
     ) -> np.ndarray:  # the keys of new rows in it
-        "Add a step from your own loop to one of the replays"
+        "Add a step from your own loop, in one thread, to one of the replays"
         first = next(name for name, r in self.replays.items() if self.fed in (None, r))
         name = first if to is None else to
         try:

@@ -589,6 +589,7 @@ class StepRows:
 
 
 _FRESH = [0, 0, UNKNOWN, 0, 0]
+_LOCK = RLock()  # of steps from several threads for chains without a replay
 _MOST_RESTARTS = 5  # in a row: so many are no accident
 _MANY = 2048  # environments above which those that have ended are forgotten
 _NUMBERED = COUNTED[3:]
@@ -623,6 +624,7 @@ class OwnSteps(Pipe):
     data_ended = False
     takes_steps = True
     _memory = staticmethod(lambda: None)
+    _lock = staticmethod(lambda: _LOCK)
 
     def __init__(self):
         super().__init__()
@@ -634,15 +636,19 @@ class OwnSteps(Pipe):
         self.proven = False  # did rows come through the chain?
         # before anything is counted
         self._refuse_nan = refuse_nan('OwnSteps')
-        self._lock = RLock()  # steps may come from several threads
 
     def __iter__(self):
         while self._waiting:
             yield self._waiting.popleft()
 
-    def end_in(self, memory):  # gives the `Timeline` at the end of the chain, or None
+    def end_in(
+        self,
+        memory,  # gives the `Timeline` at the end of the chain, or None
+        lock,  # gives the lock of its replay
+    ):
         "Number episodes from those of the rows in this memory on"
         self._memory = self.rows.memory = memory
+        self._lock = lock
 
     def add_step(
         self,
@@ -660,11 +666,11 @@ class OwnSteps(Pipe):
     ):
         "Take a step; the arguments are those of a replay's `add_step`"
         try:
-            with self._lock:
+            with self._lock():
                 values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
                 return self.give(self.take(values, env_id, final_obs, autoreset_mode))
         except BaseException:
-            with self._lock:
+            with self._lock():
                 self.rows.refused(reward, terminated, truncated, env_id)
             raise
 
@@ -674,8 +680,7 @@ class OwnSteps(Pipe):
 
     def give(self, steps):
         "Count rows that were taken, and let them wait for the chain"
-        if len(steps):
-            self._refuse_nan(steps.rows)
+        self._refuse_nan(steps.rows)
         self.rows.done()
         # an interrupt before this loses the step, and none is there twice
         if len(steps):
@@ -686,7 +691,8 @@ class OwnSteps(Pipe):
         self.rows.unsure = True
 
     def snapshot(self):
-        return dict(steps=self.rows.snapshot(), waiting=[pack(b) for b in self._waiting])
+        with self._lock():
+            return dict(steps=self.rows.snapshot(), waiting=[pack(b) for b in self._waiting])
 
     def check_state(self, state):
         state = checked('OwnSteps', dict(steps=anything, waiting=listed(block)), state)

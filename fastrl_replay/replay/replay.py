@@ -152,7 +152,10 @@ class Replay(Pipe):
         vars(self).update(self._new_parts())
         replay = ref(self)
         if first := self._own_steps():
-            first.end_in(lambda: getattr(replay(), 'memory', None))
+            first.end_in(
+                lambda: getattr(replay(), 'memory', None),
+                lambda: getattr(replay(), 'lock', RLock()),
+            )
         self.sampled = self.batches = self.stale = self._n_yielded = self.counted = 0
         # how many rows had come when the pass began, or a batch could last be drawn
         self._enough_at = 0
@@ -667,6 +670,10 @@ class Replay(Pipe):
             '' if self.unit == 'rows' else f', {len(self)} {self.unit}'
         )
         return f'{Pipe.__repr__(self)}  # {held}'
+
+    def _chain_state(self, begun):
+        with self.lock:  # the stages above it are saved at the same moment
+            return super()._chain_state(begun)
 
     def snapshot(self) -> dict:
         "What a checkpoint holds"

@@ -69,7 +69,7 @@ def plain(
     seen: dict = None,  # lists and memories; entries repeated; bytes that tensors hold, and name
 ):  # dicts, lists, tuples, tensors that are dense, and whatever else there is
     "Return the same data without repetition; raise `Misfit` if it would be much larger than it is"
-    seen = dict(repeated=0, held=0, named=0) if seen is None else seen
+    seen = seen or dict(repeated=0, held=0, named=0)
     if isinstance(x, torch.Tensor):
         return _dense(x, seen)
     if type(x) not in (dict, OrderedDict, list, tuple):
