@@ -44,6 +44,11 @@ def _check_sum(file):
     with zipfile.ZipFile(file) as archive:
         if sum(part.file_size for part in archive.infolist()) > end:
             raise ValueError('its parts are larger than the file')
+    file.seek(end - 42)
+    tail = file.read(42)
+    # torch follows an offset to the table of contents, and zipfile takes what is in front of it
+    if tail[20:24] != b'PK\5\6' or int.from_bytes(tail[8:16], 'little') != end - 98:
+        raise ValueError('its table of contents is elsewhere')
 
 # %% ../../nbs/app/saved_policies.ipynb #920fed7b
 def load_checkpoint(

@@ -113,9 +113,4 @@ def remarks_on_rows(
     if len(apart) > 0.01 * many:
         text = f"next_state is not the next row's state in {len(apart) / many:.0%} of {many:,} rows"
         found.append((text, key[apart]))
-    steps = rows['step_n'][pairs + 1] - rows['step_n'][pairs]
-    wrong = pairs[(steps != 1) | (rows['episode_n'][pairs + 1] != rows['episode_n'][pairs])]
-    if len(wrong):
-        text = f'step_n or episode_n do not count episode steps in {len(wrong):,} of {many:,} rows'
-        found.append((text, key[wrong]))
     return [(text, keys[:3].tolist()) for text, keys in found]

@@ -116,7 +116,6 @@ class FileSegments(Segments):
     def stand(self):
         "Check the numbers of the log, and forget segments that have gone"
         numbers = self.numbers
-        numbers[FRAME_SIZE] = self._size
         end, first, bits = numbers[[END, FIRST, BITS]].tolist()
         last = min(first + len(self.table), 2**38)
         if not 0 <= bits <= 24 or not 0 <= first <= end >> bits < last:

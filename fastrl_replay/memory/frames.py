@@ -237,7 +237,8 @@ class FrameRows(OpenStore):
     def refresh(self):
         "See which frames have come and gone"
         with self._lock:
-            self._numbers[:] = self._lasting
+            # what follows was fixed before segments were mapped
+            self._numbers[:, :BITS] = self._lasting[:, :BITS]
             for log in self._logs:
                 log.segments.refresh()
 

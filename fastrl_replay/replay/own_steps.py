@@ -643,12 +643,11 @@ class OwnSteps(Pipe):
 
     def end_in(
         self,
-        memory,  # gives the `Timeline` at the end of the chain, or None
-        lock,  # gives the lock of its replay
+        replay,  # a weak reference to the replay at the end of the chain
     ):
-        "Number episodes from those of the rows in this memory on"
-        self._memory = self.rows.memory = memory
-        self._lock = lock
+        "Number episodes from those of the rows in its memory on, and use its lock"
+        self._memory = self.rows.memory = lambda: getattr(replay(), 'memory', None)
+        self._lock = lambda: getattr(replay(), 'lock', _LOCK)
 
     def add_step(
         self,

@@ -152,10 +152,7 @@ class Replay(Pipe):
         vars(self).update(self._new_parts())
         replay = ref(self)
         if first := self._own_steps():
-            first.end_in(
-                lambda: getattr(replay(), 'memory', None),
-                lambda: getattr(replay(), 'lock', RLock()),
-            )
+            first.end_in(replay)
         self.sampled = self.batches = self.stale = self._n_yielded = self.counted = 0
         # how many rows had come when the pass began, or a batch could last be drawn
         self._enough_at = 0
