@@ -280,17 +280,18 @@ class StepRows:
     def refused(self, reward, terminated, truncated, env_id):
         "Remember which episodes this step, which raised an error, may have ended"
         self._of = None  # the next step looks up its environments
-        flags = [as_array(x) for x in (terminated, truncated)]
-        known = [a != 0 for a in flags if a.dtype.kind in 'biuf' and a.size]
-        self.unsure |= len(known) < 2
-        if not any(a.any() for a in known):
-            return
         shape = as_array(reward).shape
         n = shape[0] if shape else 1
         try:
             ids = self._ids(env_id, n)
         except BlockError:
-            ids = ()
+            ids = np.zeros(0, int)
+        self.last_ids = ids
+        flags = [as_array(x) for x in (terminated, truncated)]
+        known = [a != 0 for a in flags if a.dtype.kind in 'biuf' and a.size]
+        self.unsure |= len(known) < 2
+        if not any(a.any() for a in known):
+            return
         # a single number may have been meant for all environments of a vector
         clear = len(shape) == 1 and len(ids) == n > 0 and any(a.shape == shape for a in known)
         if clear and all(a.shape in ((), shape) for a in known):
