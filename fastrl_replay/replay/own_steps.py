@@ -304,10 +304,10 @@ class StepRows:
     def missed(self, ids):
         "Let these environments begin episodes: their last step was not made here"
         self._of = None
-        known = self._saved if self.table is None else self.table
-        if known is not None:
-            under_way = np.isin(known['env_id'], ids) & (known['counts'][:, OVER] != 1)
-            known['counts'][under_way, STEP:] = _FRESH[STEP:]
+        for known in self._saved, self.table:
+            if known is not None:
+                under_way = np.isin(known['env_id'], ids) & (known['counts'][:, OVER] != 1)
+                known['counts'][under_way, STEP:] = _FRESH[STEP:]
 
     def _mark_all(self):
         "Mark the known environments as soon as they are looked up"
