@@ -316,7 +316,7 @@ def start(
     if memory and Path(memory).resolve() == out.resolve():
         raise SettingsError('run', 'out and memory_path are the same directory', out)
     if ranks.leads and out.exists():
-        _check_empty(out, out)
+        _check_empty(out)
     run = Run(out, recipe.name, s, ranks)
     with ExitStack() as held:
         held.callback(run.agent.pipe.close)
@@ -325,7 +325,7 @@ def start(
             out.mkdir(parents=True, exist_ok=True)
             held.enter_context(lock_dir(out))
             # again: it took time to open environments, and another process may have begun a run
-            _check_empty(out, memory or out)
+            _check_empty(out, memory)
             config = dict(
                 recipe=run.name,
                 settings=s,
@@ -346,9 +346,9 @@ def start(
     return run
 
 # %% ../../nbs/app/runs.ipynb #5c7252fa
-def _check_empty(out, memory):
+def _check_empty(out, memory=None):
     "Raise if a directory has files, other than those of this memory"
-    memory = Path(memory).absolute()
+    memory = Path(memory or out).absolute()
     found = sorted(p.name for p in out.iterdir() if not memory.is_relative_to(p.absolute()))
     if found:
         remedy = f'another --out, or for a run --resume {out}'

@@ -582,7 +582,7 @@ def memory_sample(
     wide = sum(min(math.prod(d['shape']), 128) for d in small)
     left = int(room * (0.3 if pictured else 0.85) / (60 + 8 * wide))
     left = min(left, 20_000, 2**28 // seen['row_bytes'])
-    # the longest rows may be too long to be read
+    # no row is read if rows take 30 MB or more
     chosen = choose_episodes(seen, named, min(most, max(left // 24, 3)), seed) if left > 9 else {}
     of = np.flatnonzero(np.isin(row['episode'], list(chosen)))
     keys = {i: row['key'][of[row['episode'][of] == i]] for i in chosen}

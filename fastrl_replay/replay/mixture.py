@@ -151,7 +151,7 @@ class Mixture(Pipe):
         return self._named(to).add(steps)
 
     def _named(self, name):
-        if name in [*self.replays]:
+        if name in [*self.replays]:  # a list: not every object can be a key
             return self.replays[name]
         raise ArgumentError('Mixture', 'to', repr(name), f'one of {", ".join(self.replays)}')
 

@@ -182,7 +182,8 @@ class Gather(Pipe):
         while self._rows >= self.n:
             yield self._together()
         for steps in self.blocks():
-            Steps.cat([*(b[:0] for b in self._waiting[:1]), steps])  # raises before it waits
+            if self._waiting:
+                Steps.cat([self._waiting[0][:0], steps])  # raises before the block waits
             self._waiting.append(steps)
             self._rows += len(steps)
             while self._rows >= self.n:

@@ -285,9 +285,9 @@ class NSkip(Pipe):
         rows, layout = self._gate.check(steps)
         self._gate.layout = layout
         step = rows['step_n']
-        left_out = (step - 1) % self.n
-        keep = (left_out == 0) | (step == 0) | rows['terminated'] | rows['truncated']
-        number = 1 + (step - 1) // self.n + (left_out > 0)
+        since_kept = (step - 1) % self.n
+        keep = (since_kept == 0) | (step == 0) | rows['terminated'] | rows['truncated']
+        number = 1 + (step - 1) // self.n + (since_kept > 0)
         kept = rows.take(keep.nonzero()[0])
         kept['step_n'] = np.where(step == 0, 0, number)[keep]
         return Steps(kept)
