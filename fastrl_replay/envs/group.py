@@ -26,7 +26,7 @@ from fastrl_replay.envs.slots import (
 )
 from ..steps.core import Steps, pack, unpack
 from ..steps.errors import ActionError, EnvError, StateError, in_words
-from ..steps.nested import fields_of, map_leaves, nested_dtype, put
+from ..steps.nested import map_leaves, nested_dtype, put
 from ..steps.row_dtypes import step_dtype
 from ..steps.states import anything, listed
 
@@ -104,11 +104,7 @@ class EnvGroup:
     def _with(self, rows, values):
         "Write further columns; with the first block, make rows that have them"
         values = {k: map_leaves(as_array, v) for k, v in values.items()}
-
-        def of_row(x, name):  # None: it has parts
-            return None if fields_of(x) is not None else np.dtype((x.dtype, x.shape[1:]))
-
-        more = {k: nested_dtype(v, of_row) for k, v in values.items()}
+        more = {k: nested_dtype(v) for k, v in values.items()}
         if self.more is None:
             self._decide(more)
             old = rows

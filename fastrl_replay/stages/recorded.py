@@ -23,7 +23,7 @@ from fastrl_replay.steps.errors import (
 )
 from ..steps.row_dtypes import TORCH_NUMBERS, column_dtype, foreign_columns, step_dtype
 from ..pipe import IterDataPipe, Items, Positioned, stage
-from ..steps.nested import fields_of, named_leaves, nested_dtype, pick, put
+from ..steps.nested import named_leaves, nested_dtype, pick, put
 
 # %% ../../nbs/stages/recorded.ipynb #b4e34da0
 def table_columns(
@@ -113,13 +113,6 @@ NAMES = dict(
 )  # by which a column of a row may be called in recorded data
 
 
-def _of_array(x, name=''):
-    return np.dtype((x.dtype, x.shape[1:])) if fields_of(x) is None else None
-
-
-def _dtype_of(x):
-    return nested_dtype(x, _of_array)  # of a column's part in a row
-
 # %% ../../nbs/stages/recorded.ipynb #9cba63a3
 _ANY = spaces.Discrete(1)  # the dtypes of states and actions are those of the arrays
 
@@ -129,7 +122,7 @@ def _row_dtype(values):
     plain = step_dtype(_ANY, _ANY)
     fields = {name: plain[name] for name in plain.names}
     for name, x in values.items():
-        kind = _dtype_of(values['state'] if name == 'next_state' else x)
+        kind = nested_dtype(values['state'] if name == 'next_state' else x)
         fields[name] = kind if name in fields else column_dtype(kind, name)
     return np.dtype(list(fields.items()), align=True)
 
@@ -239,9 +232,9 @@ class _Recorded:
         starts = self.starts(terminated | truncated)
         dtype = dtype or _row_dtype(values)
         for name, x in values.items():
-            if _dtype_of(x) != dtype[name]:
+            if nested_dtype(x) != dtype[name]:
                 remedy = 'give all episodes the same dtypes'
-                self.refuse(name, _dtype_of(x), dtype[name], remedy)
+                self.refuse(name, nested_dtype(x), dtype[name], remedy)
         values |= dict(terminated=terminated, truncated=truncated, reward=self.columns['reward'])
         rows = np.zeros(self.n, dtype)
         for name, x in values.items():

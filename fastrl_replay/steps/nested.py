@@ -69,9 +69,13 @@ def pick(
     return map_leaves(lambda v: v[i], values)
 
 # %% ../../nbs/steps/nested.ipynb #e1a3e29a
+def _of_rows(x, name):
+    return np.dtype((x.dtype, x.shape[1:])) if fields_of(x) is None else None
+
+
 def nested_dtype(
     x,  # a value, or a space
-    leaf,  # (part, name) → its dtype; None: it has parts
+    leaf=_of_rows,  # (part, name) → its dtype; None: it has parts
     name: str = '',  # how to call it
 ) -> np.dtype:
     "The dtype of a field for values that are nested like this one"
