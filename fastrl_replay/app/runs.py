@@ -397,7 +397,7 @@ def outside(
     found = calls if reaches_outside(', '.join(s[key] for key in calls)) else []
     within = dict(engine='process', data='none', memory_path='none')
     found += [key for key, value in within.items() if s[key] != value]
-    largest = dict(envs=1024, max_sz=10**7, threads=256, workers=16, shards=16)
+    largest = dict(envs=1024, n_step=1000, max_sz=10**7, threads=256, workers=16, shards=16)
     return found + [key for key, most in largest.items() if s[key] > most]
 
 

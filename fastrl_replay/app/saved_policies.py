@@ -44,6 +44,11 @@ def _check_sum(file):
     with zipfile.ZipFile(file) as archive:
         if sum(part.file_size for part in archive.infolist()) > end:
             raise ValueError('its parts are larger than the file')
+        for part in archive.infolist():
+            data = archive.read(part)
+            # which torch may call with any size
+            if b'bytearray' in data or b'_codecs' in data:
+                raise ValueError('it holds an array of bytes')
     file.seek(end - 42)
     tail = file.read(42)
     # torch follows an offset to the table of contents, and zipfile takes what is in front of it

@@ -8,6 +8,7 @@ __all__ = ['Catch']
 # %% ../../nbs/envs/catch.ipynb #aac772cd
 import gymnasium as gym, numpy as np
 from gymnasium import spaces
+from ..steps.errors import whole
 
 # %% ../../nbs/envs/catch.ipynb #9b4e6ac9
 class Catch(gym.Env):
@@ -24,7 +25,8 @@ class Catch(gym.Env):
         self.scale = scale
         self.fruits = fruits
         self.speed = speed
-        self.observation_space = spaces.Box(0, 255, (size * scale, size * scale), np.uint8)
+        side = whole('Catch', 'size * scale', size * scale, 1, 4096)
+        self.observation_space = spaces.Box(0, 255, (side, side), np.uint8)
         self.action_space = spaces.Discrete(3)
 
     def reset(self, *, seed=None, options=None):

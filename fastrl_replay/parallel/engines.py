@@ -201,6 +201,7 @@ def checked_generators(
         torch.Generator().set_state(state['torch'])
         random.Random().setstate(state['python'])
         np.random.RandomState().set_state(decode(state['numpy']))
+        integer(0, 624)(decode(state['numpy'])['state']['pos'])
     except Exception as e:
         raise StateError(who, 'a saved generator that is damaged', e) from e
     return state

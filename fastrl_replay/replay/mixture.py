@@ -24,7 +24,7 @@ from ..steps.row_dtypes import differing_columns, extend_dtype
 from ..pipe import Pipe
 from .replay import Replay
 from .views import as_feedback
-from ..steps.states import anything, checked, exactly, integer, listed, maybe, real
+from ..steps.states import anything, checked, integer, listed, real
 
 # %% ../../nbs/replay/mixture.ipynb #684b5fb2
 def apportion(
@@ -64,7 +64,6 @@ class Mixture(Pipe):
     "Batches from several replays, a share from each; TD errors go to the replay of their row"
 
     draws_batches = True
-    _stepped = None  # the name of the replay that took the last step
     is_shard = False  # one of several, whose weights are brought to one scale
 
     def __init__(
@@ -177,9 +176,6 @@ class Mixture(Pipe):
             for r in self.replays.values():
                 r.step_rows.refused(reward, terminated, truncated, how.get('env_id', 0))
             raise
-        if self._stepped not in (None, name):
-            replay.step_rows.unsure = True  # an episode may have ended in the other one
-        self._stepped = name
         try:
             return replay.add_step(obs, action, reward, next_obs, terminated, truncated, **how)
         finally:
@@ -265,7 +261,6 @@ class Mixture(Pipe):
         return dict(
             batches=self.batches,
             carried=self.carried.tolist(),
-            stepped=self._stepped,
             others=others,
         )
 
@@ -273,7 +268,6 @@ class Mixture(Pipe):
         form = dict(
             batches=integer(),
             carried=listed(real(-1e6, 1e6), len(self.replays)),
-            stepped=maybe(exactly(*self.replays)),
             others=anything,
         )
         state = checked('Mixture', form, state)
@@ -296,7 +290,6 @@ class Mixture(Pipe):
             stage.restore(ready)
         self.batches = state['batches']
         self.carried = np.array(state['carried'])
-        self._stepped = state['stepped']
 
     def _close(self):
         for r in self.replays.values():

@@ -304,6 +304,7 @@ class StepRows:
     def missed(self, ids):
         "Let these environments begin episodes: their last step was not made here"
         self._of = None
+        self.unsure = True  # it may have ended the episode
         for known in self._saved, self.table:
             if known is not None:
                 under_way = np.isin(known['env_id'], ids) & (known['counts'][:, OVER] != 1)

@@ -550,12 +550,12 @@ class Replay(Pipe):
 
     def _draw(self, n, beta, weigh):
         "A batch of `n`; drawn again where another process has overwritten a row meanwhile"
-        while True:
+        for tries in range(10_000):
             keys, p = drawn(self.sampler, n)
             try:
                 return self.view.batch(keys, weigh(p, n, beta))
             except StaleKey:
-                if not self.memory.reads_only:
+                if not self.memory.reads_only or tries == 9999:
                     raise
                 self._catch_up()
 
