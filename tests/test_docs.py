@@ -1,9 +1,7 @@
 """Texts for readers: words, outputs, examples that run, and scripts that make README and site."""
 
-import importlib
 import io
 import json
-import posixpath
 import re
 import sys
 
@@ -85,18 +83,6 @@ def test_overview_lists_every_module():
         module = re.search(r'^#\| *default_exp +(\S+)', code, re.M)
         if module:
             assert f'| [`{module[1]}`]({page_of(nb)}.ipynb) |' in overview, nb.name
-
-
-def test_next_is_the_following_page():
-    "A page that names the next one names the one to which the button of the site leads"
-    for part in importlib.import_module('conf').groups.values():
-        pages = part.split()
-        for page, following in zip(pages, [*pages[1:], None]):
-            for file in ROOT.glob(f'nbs/{page}.*'):
-                text = file.read_text(encoding='utf-8')
-                for target in re.findall(r'Next: \[[^\]]*\]\(([\w./]+)\.(?:ipynb|md)', text):
-                    target = posixpath.join(posixpath.dirname(page), target)
-                    assert posixpath.normpath(target) == following, page
 
 
 def test_entries_of_what_can_go_wrong_have_a_group():
@@ -181,13 +167,6 @@ def test_cells_become_what_a_reader_wants():
 
 def test_docstrings_have_backticks_and_no_other_marks():
     assert literate.rst('a `b_|` and --seed, x_*y') == r'a ``b_|`` and ``--seed``, x\_\*y'
-
-
-def test_links_of_a_section_start_where_it_is_shown():
-    text = literate.relinked(
-        '[a](b.ipynb#c), [d](../e.md), [f](https://x.y/z.ipynb)', 'memory/rows'
-    )
-    assert text == '[a](memory/b.ipynb#c), [d](e.md), [f](https://x.y/z.ipynb)'
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):

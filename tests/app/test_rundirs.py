@@ -316,5 +316,5 @@ def test_recipes_reach_outside_only_by_modules():
         check_saved(r.name, r.settings)
         found = outside(r.settings)
         assert bool(found) == (':' in r.settings['env'] or r.name == 'cartpole-offline'), r.name
-    for text in 'a:b-v0', 'A(x="c:d")', 'TimeLimit(5), G(h)', 'F([1, [2, 10_000]])', 'F(1e9)':
+    for text in 'a:b-v0', 'A(x="c:d")', 'TimeLimit(5), G(h)', 'F([1, [2, 1e9]])':
         assert reaches_outside(text), text

@@ -2,7 +2,7 @@
 
 What the library did not create stays as it is; a foreign directory reaches nothing outside it."""
 
-import json, os, resource, shutil, socket, sys
+import hashlib, json, os, resource, shutil, socket, sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import reopen, resume, start
 from fastrl_replay.app.saved_policies import load_checkpoint, write_checkpoint
 from fastrl_replay.app.watching import Watch
+from fastrl_replay.envs.envstate import decode, encode
+from fastrl_replay.parallel.engines import checked_generators, generators
 from fastrl_replay.steps.errors import Explained, StateError
 from fastrl_replay.steps.files import write_whole
 from fastrl_replay.learning.settings import SettingsError, recipe
@@ -135,13 +137,11 @@ def test_settings_that_are_given_again_count(copy, capsys):
         ('wrappers', 'RecordVideo("{}/videos")'),
         ('env', 'CartPole-v1(sutton_barto_reward=no, x="{}/x.xml")'),
         ('train_wrappers', 'TimeLimit(50), RecordVideo(videos)'),
-        ('wrappers', 'FrameStackObservation(20000000)'),
-        ('wrappers', 'FrameStackObservation(9999), FrameStackObservation(3000)'),
         ('train_wrappers', 'FrameStackObservation(9999)'),
-        ('env', 'fastrl_replay/Catch-v0(size=60_000)'),
+        ('env', 'fastrl_replay/Catch-v0(size=900)'),
+        ('n_step', 30_000_000),
         ('envs', 60_000),
         ('max_sz', 400_000_000),
-        ('threads', 4096),
     ],
 )
 @pytest.mark.parametrize('line', ['eval', 'train --resume'])
@@ -204,6 +204,33 @@ def test_code_in_a_checkpoint_is_not_executed(copy, tmp_path, capsys):
     ):
         assert "can't be read as a checkpoint" in says(capsys, *line)
     assert not (tmp_path / 'executed').exists()
+
+
+def test_a_checkpoint_that_torch_would_read_differently_is_refused(copy):
+    "It can call `bytearray` with any size, and follows an offset to the table of contents"
+    file = copy / 'best.pt'
+    for more in bytearray(2), b'ab':
+        write_checkpoint(file, {'more': more})
+        with pytest.raises(Explained, match='an array of bytes'):
+            load_checkpoint(file)
+    write_checkpoint(file, {})
+    data = bytearray(file.read_bytes()[:-32])
+    data[-34] ^= 1
+    write_whole(file, data, hashlib.sha256(data).digest())
+    with pytest.raises(Explained, match='table of contents'):
+        load_checkpoint(file)
+
+
+def test_saved_arrays_and_positions_reach_nothing_else():
+    "Neither the bytes beside an array nor the numbers beside a generator's"
+    array = encode(np.zeros(1))
+    array['dtype'] = dict(names=['a'], formats=['<u8'], offsets=[2**31 - 4], itemsize=8)
+    with pytest.raises(ValueError):
+        decode(array)
+    numpy = np.random.get_state(legacy=False)
+    numpy['state']['pos'] = 1000
+    with pytest.raises(StateError, match='generator'):
+        checked_generators('A run', dict(generators(), numpy=encode(numpy)))
 
 
 # ---- item 11: a memory's directory ----
