@@ -105,7 +105,13 @@ from .data.interop import Columns, PipeNode, StatefulPipe
 from .parallel.engines import WorkerError
 from .parallel.ray_engine import RayEngine
 from .parallel.stage import Parallel
-from .parallel.service import NotEnoughDraws, Service, ServiceError, connect, stop
+from fastrl_replay.parallel.service import (
+    NotEnoughDraws,
+    Service,
+    ServiceError,
+    connect,
+    stop_service,
+)
 from .parallel.prefetch import Prefetch
 from .parallel.ranks import RankError, Ranks, RankWeights, Rounds
 
@@ -211,7 +217,7 @@ __all__ = [
     'Service',
     'ServiceError',
     'connect',
-    'stop',
+    'stop_service',
     'Prefetch',
     'RankError',
     'Ranks',

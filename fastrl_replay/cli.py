@@ -9,7 +9,7 @@ __all__ = ['OPTIONS', 'COMMANDS', 'WELCOME', 'main']
 import argparse, os, re, signal, sys, traceback
 from contextlib import redirect_stderr, redirect_stdout
 from . import __version__
-from .steps.errors import EnvError, Explained
+from .steps.errors import EnvError, FastrlError
 from .learning.settings import nearest
 
 # %% ../nbs/cli.ipynb #4c19befa
@@ -171,7 +171,7 @@ def main(args=None) -> int:  # the exit status
             status = _do(sys.argv[1:] if args is None else args)
         except BrokenPipeError:
             os._exit(0)  # the reader has gone
-        except (Explained, OSError) as e:
+        except (FastrlError, OSError) as e:
             print(_said(e), file=sys.stderr)
             return 2
         except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from .steps.core import Steps
 from fastrl_replay.steps.errors import (
     ArgumentError,
     ArgumentTypeError,
-    Explained,
+    FastrlError,
     StateError,
     choice,
     in_words,
@@ -177,7 +177,7 @@ class Pipe(IterDataPipe, Saves):
         check = self.check_remote if remote else self.check_state
         try:
             ready = check(state['own'])
-        except Explained:
+        except FastrlError:
             raise
         except Exception as e:  # of a stage that has no form
             raise StateError(

@@ -77,7 +77,7 @@ SURFACE = {
     'parallel.engines': 'WorkerError',
     'parallel.ray_engine': 'RayEngine',
     'parallel.stage': 'Parallel',
-    'parallel.service': 'NotEnoughDraws Service ServiceError connect stop',
+    'parallel.service': 'NotEnoughDraws Service ServiceError connect stop_service',
     'parallel.prefetch': 'Prefetch',
     'parallel.ranks': 'RankError RankWeights Ranks Rounds',
 }

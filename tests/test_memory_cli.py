@@ -13,7 +13,7 @@ from fastrl_replay.app.run_files import read_metrics
 from fastrl_replay.app.runs import resume, start
 from fastrl_replay.app.saved_policies import load_checkpoint
 from fastrl_replay.cli import main
-from fastrl_replay.steps.errors import Explained
+from fastrl_replay.steps.errors import FastrlError
 from fastrl_replay.testing import same
 from memories import rows_of
 from test_cli import command, here, no_clock
@@ -191,7 +191,7 @@ def test_other_rows_are_refused(tmp_path):
         ('three', dict(wrappers='Observe([0, 1])'), "other columns .*'state'"),
     ):
         other = recipe('cartpole', **{**SMALL, **changes}, memory_path=str(tmp_path / 'm'))
-        with pytest.raises(Explained, match=said):
+        with pytest.raises(FastrlError, match=said):
             start(other, tmp_path / name).train()
     assert not (tmp_path / 'two').exists()
     again = resume(tmp_path / 'one', trust=True)
@@ -271,5 +271,5 @@ def test_shards_on_disk_fit_or_are_refused(tmp_path):
         ({**small, 'shards': 3}, 'of another number; got 3; expected 2'),
         ({**small, 'shards': 0}, 'is not a memory, and not empty'),
     ):
-        with pytest.raises(Explained, match=said):
+        with pytest.raises(FastrlError, match=said):
             start(recipe('cartpole', **changes, memory_path=m), tmp_path / 'other')

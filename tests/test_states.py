@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from fastrl_replay.all import *
 from fastrl_replay.memory.frames import Frames
-from fastrl_replay.steps.errors import Explained
+from fastrl_replay.steps.errors import FastrlError
 from fastrl_replay.testing import same, through_file
 from kills import forked
 from scripted import Remember, makers
@@ -181,7 +181,7 @@ def attempt(name, state, before, after):
     chain, items = started(name, 7)
     try:
         chain.load_state_dict(state)
-    except Explained:
+    except FastrlError:
         assert same(through_file(chain.state_dict()), before), 'it was refused and has changed'
         assert same(take(items, 4), after), 'it was refused and continues otherwise'
         return
@@ -191,7 +191,7 @@ def attempt(name, state, before, after):
         fresh, _ = started(name, 0)
         fresh.load_state_dict(saved)
         take(iter(fresh), 2)
-    except (Explained, RuntimeError):
+    except (FastrlError, RuntimeError):
         pass  # it was possible, but an environment or a network fails with these numbers
 
 

@@ -14,7 +14,7 @@ import gymnasium as gym
 from ..envs import bitflip, catch  # noqa: F401 (registers the games)
 from ..envs.agents import Agents
 from ..envs.atari import EpisodicLife, atari, register_games
-from ..steps.errors import Explained, not_installed
+from ..steps.errors import FastrlError, not_installed
 from ..learning.settings import SettingsError, as_value, nearest
 import fastrl_replay.memory.frames  # noqa: F401 (registers `Frames`)
 from ..memory.rows import STORES, Store
@@ -110,7 +110,7 @@ def _making(setting, text):
     "Let errors of the code that a setting names become errors of the setting"
     try:
         yield
-    except Explained:
+    except FastrlError:
         raise
     except Exception as e:
         said = ' '.join(f'{type(e).__name__}: {e}'.split())

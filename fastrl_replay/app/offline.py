@@ -11,7 +11,7 @@ from ..steps.row_dtypes import MASK, SUCCESS
 from fastrl_replay.steps.errors import (
     ArgumentError,
     ArgumentTypeError,
-    Explained,
+    FastrlError,
     NoRoom,
     StateError,
 )
@@ -45,7 +45,7 @@ def open_memory(
     try:
         settings = dict(meta['store'])
         store = STORES[settings.pop('kind')](**settings, path=str(path), mode='r')
-    except (Explained, LookupError, TypeError, ValueError) as e:
+    except (FastrlError, LookupError, TypeError, ValueError) as e:
         raise StateError(
             'memory',
             f'{path}/meta.json: store',

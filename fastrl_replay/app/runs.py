@@ -15,7 +15,7 @@ from weakref import proxy
 import gymnasium as gym, numpy as np, torch
 from .. import __version__
 from ..pipe import as_worker
-from ..steps.errors import Explained
+from ..steps.errors import FastrlError
 from ..steps.files import left_over, lock_file, write_whole
 from .named_envs import reaches_outside
 from ..learning.checkpoints import load_part
@@ -384,7 +384,7 @@ def _config_errors(out):
     "Name the config in errors of its settings"
     try:
         yield
-    except Explained as e:
+    except FastrlError as e:
         raise SettingsError('run', f'{out}/config.json: {e}') from e
 
 # %% ../../nbs/app/runs.ipynb #aac90782

@@ -8,7 +8,7 @@ __all__ = ['Catch']
 # %% ../../nbs/envs/catch.ipynb #aac772cd
 import gymnasium as gym, numpy as np
 from gymnasium import spaces
-from ..steps.errors import whole
+from ..steps.errors import as_integer
 
 # %% ../../nbs/envs/catch.ipynb #9b4e6ac9
 class Catch(gym.Env):
@@ -25,7 +25,7 @@ class Catch(gym.Env):
         self.scale = scale
         self.fruits = fruits
         self.speed = speed
-        side = whole('Catch', 'size * scale', size * scale, 1, 4096)
+        side = as_integer('Catch', 'size * scale', size * scale, 1, 4096)
         self.observation_space = spaces.Box(0, 255, (side, side), np.uint8)
         self.action_space = spaces.Discrete(3)
 

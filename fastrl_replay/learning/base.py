@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from ..pipe import Pipe
 from ..steps.core import Steps, replay_of
-from ..steps.errors import ArgumentError, choice, number, whole
+from ..steps.errors import ArgumentError, choice, number, as_integer
 from ..steps.row_dtypes import MASK
 from ..steps.states import anything, checked, integer
 from ..stages.normalisation import StateNorm
@@ -100,7 +100,7 @@ class Learner(Pipe):
             raise ArgumentError(
                 who, 'max_norm', self.max_norm, 'a number above 0; inf for no limit'
             )
-        whole(who, self.follow_every, getattr(self, self.follow_every), 1)
+        as_integer(who, self.follow_every, getattr(self, self.follow_every), 1)
         number(who, 'tau', self.tau, 1e-9, 1)
         self._fresh()
 

@@ -11,7 +11,7 @@ from functools import singledispatch
 from itertools import islice
 import gymnasium as gym, numpy as np
 from gymnasium.vector import VectorEnv
-from ..steps.errors import whole
+from ..steps.errors import as_integer
 from ..envs.agents import as_agents
 from ..envs.stepper import GymStepper
 from ..steps.row_dtypes import SUCCESS
@@ -56,7 +56,7 @@ def evaluate(
     **kwargs,  # of `GymStepper`, as in training: info, clip, float32, autoreset_mode
 ) -> np.ndarray:  # their returns
     "Returns of episodes that a policy plays without learning"
-    n = whole('evaluate', 'episodes', episodes, 1)
+    n = as_integer('evaluate', 'episodes', episodes, 1)
     env = source = as_agents(env)  # each agent has its own episodes
     if isinstance(env, gym.Env):
         source = [env]

@@ -7,7 +7,7 @@ __all__ = ['check_shape', 'rescale', 'unrescale', 'n_step_targets', 'masked_valu
 
 # %% ../../nbs/learning/losses.ipynb #1755af10
 import torch
-from ..steps.errors import ArgumentError, whole
+from ..steps.errors import ArgumentError, as_integer
 
 # %% ../../nbs/learning/losses.ipynb #944412e1
 def check_shape(
@@ -52,7 +52,7 @@ def n_step_targets(
     mask: torch.Tensor = None,  # [..., T], bool: is this a step? None: all are
 ) -> torch.Tensor:  # [..., T], 0 where the mask is False
     "Targets of all steps of sequences: up to `n` rewards, then the value"
-    whole('n_step_targets', 'n', n, 1)
+    as_integer('n_step_targets', 'n', n, 1)
     check_shape('n_step_targets', 'discount', discount, reward.shape)
     check_shape('n_step_targets', 'value', value, reward.shape)
     if mask is None:

@@ -12,11 +12,11 @@ from configparser import ConfigParser, Error as ConfigError
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from ..steps.errors import Explained, did_you_mean
+from ..steps.errors import FastrlError, did_you_mean
 from ..steps.files import open_plain
 
 # %% ../../nbs/learning/settings.ipynb #5e771e01
-class SettingsError(Explained, ValueError):
+class SettingsError(FastrlError, ValueError):
     "A recipe or a setting that isn't there, or doesn't fit"
 
 # %% ../../nbs/learning/settings.ipynb #92a15154

@@ -10,7 +10,7 @@ from threading import RLock
 from typing import NamedTuple
 import numpy as np, torch
 from ..steps.compiled import bytes_at, longs_at, memmove, njit, prefetch
-from ..steps.errors import ArgumentError, BlockError, NoRoom, StateError, whole
+from ..steps.errors import ArgumentError, BlockError, NoRoom, StateError, as_integer
 from ..steps.row_dtypes import parts_of
 from ..steps.episodes import ENV, SIZE
 from ..steps.nans import NaNSearch
@@ -350,7 +350,7 @@ class Frames(Store):
         spare: int = 0,  # rows kept beyond `max_sz`, so that a run can resume from its checkpoint
     ):
         self.place_at(path, device, mode, spare)
-        self.stack = whole('Frames', 'stack', stack, 1)
+        self.stack = as_integer('Frames', 'stack', stack, 1)
         self.compress = compress
         codec(compress)  # or an error, now
         if compress and device is not None:

@@ -9,7 +9,7 @@ __all__ = ['KINDS', 'Proportional', 'Ranked']
 import warnings
 import numpy as np, torch
 from ..steps.compiled import njit
-from ..steps.errors import NotEnoughRows, StateError, number, whole
+from ..steps.errors import NotEnoughRows, StateError, number, as_integer
 from .draws import throw_darts
 from .places import Place, in_parts
 from .ranktree import RankTree
@@ -70,7 +70,7 @@ class _Prioritized(Sampler):
         who = type(self).__name__
         for what, x in dict(alpha=alpha, eps=eps).items():
             number(who, what, x)
-        self.capacity = whole(who, 'capacity', capacity, 1, 2**31 - 1)
+        self.capacity = as_integer(who, 'capacity', capacity, 1, 2**31 - 1)
         self.alpha = alpha
         self.eps = eps
         self.stratified = stratified

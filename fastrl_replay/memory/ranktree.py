@@ -8,7 +8,7 @@ __all__ = ['SHELF', 'FILL', 'BAY', 'RankTree']
 # %% ../../nbs/memory/ranktree.ipynb #5194abbf
 import numpy as np
 from ..steps.compiled import memmove, njit, prefetch
-from ..steps.errors import ArgumentTypeError, problem, whole
+from ..steps.errors import ArgumentTypeError, problem, as_integer
 from .sumtree import answer, indices, levels, priorities
 
 # %% ../../nbs/memory/ranktree.ipynb #2c38ac19
@@ -294,7 +294,7 @@ class RankTree:
         self,
         capacity: int,  # how many there can be
     ):
-        self.capacity = whole('RankTree', 'capacity', capacity, 1, 2**31 - 1)
+        self.capacity = as_integer('RankTree', 'capacity', capacity, 1, 2**31 - 1)
         self._tree = _shelves(self.capacity)
         self.leaves = self._tree[-1]  # the priority of each index; 0 if it is not here
 

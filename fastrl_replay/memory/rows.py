@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np, torch
 from ..steps.compiled import bytes_at, floats_at, longs_at, memmove, njit
 from ..steps.core import Steps, plain_columns, set_flags, steps_of_bytes, steps_of_rows
-from ..steps.errors import ArgumentError, StateError, choice, whole
+from ..steps.errors import ArgumentError, StateError, choice, as_integer
 from ..steps.row_dtypes import EPISODE, extend_dtype, padding
 from ..steps.episodes import ENV, SIZE, RowLayout
 from ..steps.nans import NaNSearch, first_nan, has_nan
@@ -110,7 +110,7 @@ class Store:
         who = type(self).__name__
         self.device = device_of(who, device)
         self.mode = choice(who, 'mode', mode, ('a', 'r'))
-        self.spare = whole(who, 'spare', spare, 0, 2**31 - 1)
+        self.spare = as_integer(who, 'spare', spare, 0, 2**31 - 1)
         if path is None and (mode != 'a' or spare):
             raise ArgumentError(
                 who,

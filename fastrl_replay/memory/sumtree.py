@@ -8,7 +8,7 @@ __all__ = ['LARGEST', 'SMALLEST', 'levels', 'find_mass', 'indices', 'priorities'
 # %% ../../nbs/memory/sumtree.ipynb #213a6409
 import numpy as np
 from ..steps.compiled import njit, prefetch
-from ..steps.errors import ArgumentError, ArgumentTypeError, problem, whole
+from ..steps.errors import ArgumentError, ArgumentTypeError, problem, as_integer
 
 # %% ../../nbs/memory/sumtree.ipynb #0de2acd8
 def levels(
@@ -225,7 +225,7 @@ class SumTree:
         self,
         capacity: int,  # how many indices
     ):
-        self.capacity = whole('SumTree', 'capacity', capacity, 1, 2**31 - 1)
+        self.capacity = as_integer('SumTree', 'capacity', capacity, 1, 2**31 - 1)
         self.starts = levels(self.capacity)
         nodes = np.zeros(self.starts[-1] + 8)
         inner = self.starts[-1] - self.starts[min(2, len(self.starts) - 2)]

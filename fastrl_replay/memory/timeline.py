@@ -19,7 +19,7 @@ from fastrl_replay.steps.errors import (
     StaleKey,
     StateError,
     problem,
-    whole,
+    as_integer,
 )
 from ..steps.row_dtypes import dtype_spec, saved_dtype, step_dtype
 from ..steps.episodes import BlockGate, RowLayout, refuse_nan, standing_dtype
@@ -65,7 +65,7 @@ class Timeline:
         counted: bool = False,  # must `step_n` count, because the owner draws along episodes?
         after=None,  # an older timeline at the same place, whose keys are not given out again
     ):
-        self.max_sz = whole(who, 'max_sz', max_sz, 1, 2**31 - 1)
+        self.max_sz = as_integer(who, 'max_sz', max_sz, 1, 2**31 - 1)
         self.who = who
         self.store = Rows() if store is None else store
         self._check = check
@@ -395,7 +395,7 @@ class Timeline:
         length: int,  # of each window
     ) -> Steps:  # of shape [len(keys), length], with `mask`
         "Return the rows of an episode from each key on; beyond the last, zeros with `mask` False"
-        length = whole(f'{self.who}.windows', 'length', length, 1)
+        length = as_integer(f'{self.who}.windows', 'length', length, 1)
         keys = self._valid_keys(keys).ravel()
         line, store, plan = self._parts
         slots = line.window_slots(keys, length)

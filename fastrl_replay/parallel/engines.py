@@ -18,7 +18,7 @@ from ..steps.core import Steps, pack, replay_of, unpack
 from fastrl_replay.steps.errors import (
     ArgumentError,
     ArgumentTypeError,
-    Explained,
+    FastrlError,
     StateError,
     in_words,
     problem,
@@ -329,7 +329,7 @@ class Served:
         chunk['news'] = [journal.news() for journal in self.chain.journals]
 
 # %% ../../nbs/parallel/engines.ipynb #1696b72d
-class WorkerError(Explained, RuntimeError):
+class WorkerError(FastrlError, RuntimeError):
     "A worker that failed or crashed"
 
 

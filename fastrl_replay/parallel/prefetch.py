@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import torch
 from .engines import batches_in, pack_items, unpack_items
 from ..steps.core import set_replay
-from ..steps.errors import ArgumentTypeError, whole
+from ..steps.errors import ArgumentTypeError, as_integer
 from ..pipe import Holding, stage
 from ..steps.states import anything, checked, flag, listed
 
@@ -38,7 +38,7 @@ class Prefetch(Holding):
                 'put it directly after the replay; '
                 'chains: .parallel(1) or torchdata.nodes.Prefetcher',
             )
-        self.ahead = whole('Prefetch', 'ahead', ahead, 1)
+        self.ahead = as_integer('Prefetch', 'ahead', ahead, 1)
         super().__init__(source)
         self.device = None if device is None else str(torch.device(device))
         self._fresh()

@@ -18,11 +18,11 @@ from ..pipe import Pipe, WorkerInfo, as_worker, stage, upstream
 from ..replay.replay import Replay
 from ..stages.journal import Collected, Gather
 from ..steps.batches import each_of
-from ..steps.errors import ArgumentError, Explained, number
+from ..steps.errors import ArgumentError, FastrlError, number
 from ..steps.states import anything, checked, exactly
 
 # %% ../../nbs/parallel/ranks.ipynb #16a24fdf
-class RankError(Explained, RuntimeError):
+class RankError(FastrlError, RuntimeError):
     "Another learner has ended, or does not answer"
 
 

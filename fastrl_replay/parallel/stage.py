@@ -12,7 +12,7 @@ import numpy as np, torch
 from ..steps.compiled import interrupts_wait
 from ..steps.batches import each_of
 from ..steps.core import set_replay
-from ..steps.errors import StaleKey, choice, problem, whole
+from ..steps.errors import StaleKey, choice, problem, as_integer
 from ..steps.states import anything, checked, exactly, integer, listed, maybe
 from fastrl_replay.parallel.engines import (
     ChainCopy,
@@ -67,9 +67,9 @@ class Parallel(Pipe):
         ordered: bool = True,  # chunks in turn, reproducibly; False: from any worker that is ready
     ):
         super().__init__(source)
-        self.num_workers = whole('Parallel', 'num_workers', num_workers)
-        self.restarts = whole('Parallel', 'restarts', restarts)
-        self.chunk = whole('Parallel', 'chunk', chunk, 1)
+        self.num_workers = as_integer('Parallel', 'num_workers', num_workers)
+        self.restarts = as_integer('Parallel', 'restarts', restarts)
+        self.chunk = as_integer('Parallel', 'chunk', chunk, 1)
         self.engine = self._engine = engine
         self.method = method
         if isinstance(engine, str):

@@ -18,7 +18,7 @@ from fastrl_replay.steps.errors import (
     NotEnoughRows,
     StateError,
     number,
-    whole,
+    as_integer,
 )
 from ..steps.row_dtypes import differing_columns, extend_dtype
 from ..pipe import Pipe
@@ -80,7 +80,7 @@ class Mixture(Pipe):
         super().__init__(self.fed)
         # `or` would open it, on disk
         first = next(iter(self.replays.values())) if self.fed is None else self.fed
-        self.bs = first.bs if bs is None else whole('Mixture', 'bs', bs, 1)
+        self.bs = first.bs if bs is None else as_integer('Mixture', 'bs', bs, 1)
         self.batches = 0
         self.carried = np.zeros(len(self.replays))
         if not callable(shares):
@@ -188,7 +188,7 @@ class Mixture(Pipe):
         bs: int = None,  # how many rows in this batch; None: the stage's `bs`
     ) -> Steps:  # with columns `replay`, `index` and `weight`
         "Draw a batch; where one replay has too few rows, nothing is drawn"
-        n = self.bs if bs is None else whole('Mixture', 'batch size', bs, 1)
+        n = self.bs if bs is None else as_integer('Mixture', 'batch size', bs, 1)
         counts, carried = apportion(self.shares_now(), self.carried, n)
         for (name, r), k in zip(self.replays.items(), counts.tolist()):
             if k and len(r) < r.needed(k):
@@ -258,17 +258,11 @@ class Mixture(Pipe):
 
     def snapshot(self) -> dict:
         others = {name: r.state_dict() for name, r in self.replays.items() if r is not self.fed}
-        return dict(
-            batches=self.batches,
-            carried=self.carried.tolist(),
-            others=others,
-        )
+        return dict(batches=self.batches, carried=self.carried.tolist(), others=others)
 
     def check_state(self, state, remote=False):
         form = dict(
-            batches=integer(),
-            carried=listed(real(-1e6, 1e6), len(self.replays)),
-            others=anything,
+            batches=integer(), carried=listed(real(-1e6, 1e6), len(self.replays)), others=anything
         )
         state = checked('Mixture', form, state)
         others = {name: r for name, r in self.replays.items() if r is not self.fed}

@@ -23,7 +23,7 @@ from fastrl_replay.steps.errors import (
     StaleKey,
     StateError,
     number,
-    whole,
+    as_integer,
 )
 from ..steps.locks import DrawOrderLock, renew_in_child
 from ..steps.states import anything, checked, integer, listed
@@ -78,9 +78,9 @@ class Replay(Pipe):
         freeze_memory: bool = False,  # let blocks pass without adding them
     ):
         who = type(self).__name__
-        self.bs = whole(who, 'bs', bs, 1)
-        self.max_sz = whole(who, 'max_sz', max_sz, 1, 2**31 - 1)
-        self.warmup = None if warmup is None else whole(who, 'warmup', warmup)
+        self.bs = as_integer(who, 'bs', bs, 1)
+        self.max_sz = as_integer(who, 'max_sz', max_sz, 1, 2**31 - 1)
+        self.warmup = None if warmup is None else as_integer(who, 'warmup', warmup)
         if ratio is not None:
             number(who, 'ratio', ratio)
         self.weight_norm = weight_norm
@@ -525,7 +525,7 @@ class Replay(Pipe):
         bs: int = None,  # how many in this batch; None: the stage's `bs`
     ):  # the batch; with `return_idxs` also its keys
         "Draw a batch"
-        n = self.bs if bs is None else whole(type(self).__name__, 'batch size', bs, 1)
+        n = self.bs if bs is None else as_integer(type(self).__name__, 'batch size', bs, 1)
         with self.lock:
             batch = self.sample_weighted(n, self._weights)
             return (batch, batch['index'].cpu().numpy()) if self.return_idxs else batch

@@ -7,7 +7,7 @@ __all__ = ['SequenceReplay']
 
 # %% ../../nbs/replay/sequences.ipynb #fd272f91
 from fastcore.meta import delegates
-from ..steps.errors import choice, number, whole
+from ..steps.errors import choice, number, as_integer
 from ..memory.rows import Store
 from ..memory.samplers import Sampler
 from ..pipe import stage
@@ -42,12 +42,12 @@ class SequenceReplay(ReplayByKind):
         **kwargs,  # of the sampler, and when a batch is due
     ):
         who = 'SequenceReplay'
-        max_sz = whole(who, 'max_sz', max_sz, 1)
-        self.length = whole(who, 'length', length, 1, max_sz, f'at most max_sz={max_sz}')
+        max_sz = as_integer(who, 'max_sz', max_sz, 1)
+        self.length = as_integer(who, 'length', length, 1, max_sz, f'at most max_sz={max_sz}')
         half = self.length // 2
         most = self.length - 1
-        self.burn_in = half if burn_in is None else whole(who, 'burn_in', burn_in, 0, most)
-        self.overlap = half if overlap is None else whole(who, 'overlap', overlap, 0, most)
+        self.burn_in = half if burn_in is None else as_integer(who, 'burn_in', burn_in, 0, most)
+        self.overlap = half if overlap is None else as_integer(who, 'overlap', overlap, 0, most)
         self.state = choice(who, 'state', state, ('stored', 'zero'))
         self.eta = eta
         number(who, 'eta', eta, high=1)

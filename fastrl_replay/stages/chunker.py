@@ -10,7 +10,7 @@ from collections import deque
 import numpy as np
 from ..steps.compiled import memmove, njit
 from ..steps.core import Steps, pack
-from ..steps.errors import BlockError, choice, whole
+from ..steps.errors import BlockError, choice, as_integer
 from ..steps.row_dtypes import extend_dtype
 from ..steps.episodes import SIZE, BlockGate, RowLayout
 from ..pipe import stage
@@ -78,10 +78,10 @@ class SequenceChunker(Waits):
         tail: str = 'shift',  # last sequence: 'shift' it back, 'pad' it with zeros, or 'drop' it
     ):
         who = type(self).__name__
-        self.length = whole(who, 'length', length, 1, 2**31 - 1)
+        self.length = as_integer(who, 'length', length, 1, 2**31 - 1)
         self.tail = choice(who, 'tail', tail, TAILS[:3])
         remedy = 'a sequence must bring at least one new step'
-        self.overlap = whole(who, 'overlap', overlap, 0, self.length - 1, remedy)
+        self.overlap = as_integer(who, 'overlap', overlap, 0, self.length - 1, remedy)
         super().__init__(source)
         self._fresh()
 

@@ -8,7 +8,7 @@ __all__ = ['Journal', 'Collected', 'Gather']
 # %% ../../nbs/stages/journal.ipynb #8ed9d4a4
 import numpy as np, torch
 from ..steps.core import Steps, pack
-from ..steps.errors import BlockError, StateError, whole
+from ..steps.errors import BlockError, StateError, as_integer
 from ..steps.row_dtypes import SUCCESS, row_places
 from ..steps.episodes import refuse_drawn
 from ..pipe import Pipe, stage
@@ -165,7 +165,7 @@ class Gather(Pipe):
         n: int,  # rows
         exact: bool = False,  # True: exactly `n` rows a block; a shorter rest is left out
     ):
-        self.n = whole('Gather', 'n', n, 1)
+        self.n = as_integer('Gather', 'n', n, 1)
         self.exact = bool(exact)
         super().__init__(source)
         self._fresh()

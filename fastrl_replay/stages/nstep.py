@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from ..steps.compiled import bytes_at, floats_at, ints_at, memmove, njit
 from ..steps.core import Steps
-from ..steps.errors import BlockError, number, whole
+from ..steps.errors import BlockError, number, as_integer
 from ..steps.row_dtypes import MASK, SUCCESS, extend_dtype, row_places
 from ..steps.episodes import SIZE, TERMINATED, TRUNCATED, BlockGate, RowLayout
 from ..pipe import Pipe, stage
@@ -175,7 +175,7 @@ class NStep(Waits):
         last=(MASK, SUCCESS),  # columns taken from the last step, as `next_state` is, if present
     ):
         self.last = (last,) if isinstance(last, str) else tuple(last)
-        self.n = whole('NStep', 'n', n, 1, 2**31 - 1)
+        self.n = as_integer('NStep', 'n', n, 1, 2**31 - 1)
         self.gamma = number('NStep', 'gamma', gamma, 0, 1)
         super().__init__(source)
         self._fresh()
@@ -260,7 +260,7 @@ class NSkip(Pipe):
         source,  # a pipe of Steps, one row a step
         n: int,  # of how many steps one is kept; 1 keeps all
     ):
-        self.n = whole('NSkip', 'n', n, 1, 2**31 - 1)
+        self.n = as_integer('NSkip', 'n', n, 1, 2**31 - 1)
         super().__init__(source)
         self._fresh()
 

@@ -19,7 +19,7 @@ from fastrl_replay.steps.errors import (
     BlockError,
     in_words,
     not_installed,
-    whole,
+    as_integer,
 )
 from ..steps.row_dtypes import TORCH_NUMBERS, column_dtype, foreign_columns, step_dtype
 from ..pipe import IterDataPipe, Items, Positioned, stage
@@ -111,7 +111,6 @@ NAMES = dict(
     truncated='truncations truncated timeouts timeout',
     episode='episode episode_id episode_index',
 )  # by which a column of a row may be called in recorded data
-
 
 # %% ../../nbs/stages/recorded.ipynb #9cba63a3
 _ANY = spaces.Discrete(1)  # the dtypes of states and actions are those of the arrays
@@ -268,7 +267,7 @@ class Episodes(Positioned):
             raise ArgumentTypeError(
                 'Episodes', 'an argument', repr(n), f'one of {", ".join(NAMES)}'
             )
-        self.env_id = whole('Episodes', 'env_id', env_id)
+        self.env_id = as_integer('Episodes', 'env_id', env_id)
         single = isinstance(source, (str, Path, Mapping)) or hasattr(source, 'column_names')
         if not isinstance(source, IterDataPipe):
             source = Items([source] if single else source, at_end='flush')

@@ -19,7 +19,7 @@ from fastrl_replay.app.saved_policies import load_checkpoint, write_checkpoint
 from fastrl_replay.app.watching import Watch
 from fastrl_replay.envs.envstate import decode, encode
 from fastrl_replay.parallel.engines import checked_generators, generators
-from fastrl_replay.steps.errors import Explained, StateError
+from fastrl_replay.steps.errors import FastrlError, StateError
 from fastrl_replay.steps.files import write_whole
 from fastrl_replay.learning.settings import SettingsError, recipe
 from test_cli import here
@@ -211,13 +211,13 @@ def test_a_checkpoint_that_torch_would_read_differently_is_refused(copy):
     file = copy / 'best.pt'
     for more in bytearray(2), b'ab':
         write_checkpoint(file, {'more': more})
-        with pytest.raises(Explained, match='an array of bytes'):
+        with pytest.raises(FastrlError, match='an array of bytes'):
             load_checkpoint(file)
     write_checkpoint(file, {})
     data = bytearray(file.read_bytes()[:-32])
     data[-34] ^= 1
     write_whole(file, data, hashlib.sha256(data).digest())
-    with pytest.raises(Explained, match='table of contents'):
+    with pytest.raises(FastrlError, match='table of contents'):
         load_checkpoint(file)
 
 
@@ -263,7 +263,7 @@ def test_a_directory_of_yours_is_no_memory(name, tmp_path):
     path.parent.mkdir(parents=True)
     path.write_text('precious')
     before = contents(tmp_path)
-    with pytest.raises(Explained, match='not'):
+    with pytest.raises(FastrlError, match='not'):
         replay = PrioritizedReplay(bs=1, max_sz=10, store=Rows(tmp_path / 'm'))
         replay.add(rows(3))
         replay.state_dict()
@@ -316,7 +316,7 @@ def test_a_shard_is_no_link_to_another_memory(tmp_path):
         .experience_replay(bs=4, max_sz=100, warmup=8, store=Rows(tmp_path / 'm'))
         .parallel(2, engine='process')
     )
-    with within(100), pytest.raises(Explained, match='link'):
+    with within(100), pytest.raises(FastrlError, match='link'):
         next(iter(pipe))
     pipe.close()
     assert contents(tmp_path / 'mine') == before
@@ -348,7 +348,7 @@ def test_what_meta_json_names_lies_in_its_directory(tmp_path):
     (tmp_path / 'm/meta.json').write_text(
         json.dumps(meta | dict(data=f'data-{1:032}.fastrl/../../victim'))
     )
-    with pytest.raises(Explained, match='meta.json'):
+    with pytest.raises(FastrlError, match='meta.json'):
         Timeline(50, Rows(tmp_path / 'm')).add(rows(3, 20))
     assert (tmp_path / 'victim').read_bytes() == before
 
@@ -389,7 +389,7 @@ def test_a_file_of_a_run_that_is_no_plain_file(name, kind, copy, capsys, tmp_pat
     with within(60), small():
         try:
             Watch([copy])('')
-        except Explained as e:
+        except FastrlError as e:
             assert name == 'config.json' and name in str(e)
         for line in (
             ['compare', copy, '--plot', tmp_path / 'c.png'],
@@ -417,12 +417,12 @@ def test_a_file_of_a_memory_that_is_no_plain_file(name, kind, tmp_path, capsys):
         assert here_or_said == 0 or name.split('/')[-1].lstrip('.') in capsys.readouterr().err
         try:
             Watch([folder])('')
-        except Explained as e:
+        except FastrlError as e:
             assert name.split('/')[-1] in str(e)
         for mode in 'ra':
             try:
                 Timeline(400, Rows(folder, mode=mode)).take(np.arange(1))
-            except Explained:
+            except FastrlError:
                 pass
         main(['train', '--resume', str(run), '--trust'])
 
@@ -435,17 +435,17 @@ def test_a_network_is_not_larger_than_its_file(copy):
     best = load_checkpoint(copy / 'best.pt')
     best['settings']['network'] = '20_000 20_000'
     write_checkpoint(copy / 'large.pt', best)
-    with small(), pytest.raises(Explained, match='large.pt'):
+    with small(), pytest.raises(FastrlError, match='large.pt'):
         load_policy(copy / 'large.pt')
     one = torch.zeros(())
     for name, x in best['model'].items():
         best['model'][name] = one.expand([20_000 if n == 8 else n for n in x.shape])
     write_checkpoint(copy / 'large.pt', best)
-    with small(), pytest.raises(Explained, match='large.pt'):
+    with small(), pytest.raises(FastrlError, match='large.pt'):
         load_policy(copy / 'large.pt')
     change(copy, network='20_000 20_000')
     for look in resume, reopen:
-        with small(), pytest.raises(Explained):
+        with small(), pytest.raises(FastrlError):
             look(copy)
 
 
@@ -468,7 +468,7 @@ def test_a_space_is_not_larger_than_its_file(state, copy):
     best = load_checkpoint(copy / 'best.pt')
     best['observation_space'] = state
     write_checkpoint(copy / 'large.pt', best)
-    with small(), pytest.raises(Explained, match='large.pt'):
+    with small(), pytest.raises(FastrlError, match='large.pt'):
         load_policy(copy / 'large.pt')
 
 
@@ -587,7 +587,7 @@ def test_metrics_of_many_names_are_refused(copy):
     (copy / 'metrics.jsonl').write_text(
         ''.join(f'{{"env_steps":{i},"k{i}":1.0}}\n' for i in range(20_000))
     )
-    with pytest.raises(Explained, match='names of metrics'):
+    with pytest.raises(FastrlError, match='names of metrics'):
         read_metrics(copy)
     with within(20):
         assert Watch([copy])('')

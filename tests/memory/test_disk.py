@@ -22,7 +22,7 @@ from hypothesis import given, strategies as st
 from fastrl_replay.all import *
 from fastrl_replay.app.offline import recorded_rows
 from fastrl_replay.memory.places import COMMITTED, RESERVED
-from fastrl_replay.steps.errors import Explained, NoRoom
+from fastrl_replay.steps.errors import FastrlError, NoRoom
 from fastrl_replay.steps.row_dtypes import extend_dtype
 from fastrl_replay.testing import through_file
 from bytecodes import interrupted
@@ -150,7 +150,7 @@ def test_symbolic_links_to_other_places_are_not_followed(name, mode, tmp_path):
     if name == 'writer' and mode == 'r':
         whole(Timeline(10, Rows(tmp_path / 'm', mode='r')))  # a reader does not open it
     else:
-        with pytest.raises(Explained, match='symbolic link'):
+        with pytest.raises(FastrlError, match='symbolic link'):
             opened(kind, tmp_path / 'm', 10, mode=mode).memory[:]
     assert contents(tmp_path / 'yours') == before
 
@@ -313,7 +313,7 @@ def used(kind, path, mode):
             replay.load_state_dict(saved)
             replay.close()
             len(opened(kind, path, 12, 4).memory)
-    except Explained as e:
+    except FastrlError as e:
         return f'{type(e).__name__}: {e}'
     return ''
 

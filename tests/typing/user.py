@@ -195,7 +195,7 @@ wrapped: tuple[StatefulPipe, PipeNode] = (StatefulPipe(replay), PipeNode(replay)
 served: Service = connect('memory', limit=10)
 served.add(steps)
 print(served.sample(32), Service('memory').stats())
-stop('memory')
+stop_service('memory')
 averaged = Ranks(timeout=60.0)
 averaged.average([torch.zeros(3)])
 
