@@ -4,9 +4,11 @@
 
 # %% auto #0
 __all__ = ['InvalidState', 'match', 'described', 'plain', 'checked', 'anything', 'flag', 'text', 'integer', 'real', 'exactly',
-           'maybe', 'listed', 'dict_of', 'row', 'array', 'row_dtype', 'block', 'generator', 'Saves']
+           'maybe', 'listed', 'dict_of', 'row', 'array', 'row_dtype', 'block', 'generator', 'Saves', 'state_parts',
+           'read_state']
 
 # %% ../../nbs/steps/states.ipynb #c771e895
+import json
 import math
 from collections import OrderedDict
 import numpy as np, torch
@@ -353,3 +355,49 @@ class Saves:
 
     def load_state_dict(self, state: dict):
         self.restore(self.check_state(state))  # what is refused changes nothing
+
+# %% ../../nbs/steps/states.ipynb #237e2262
+def state_parts(
+    state,  # numbers, texts and tensors, in lists, tuples and dicts
+) -> list:  # of bytes and arrays, one after the other
+    "Return the bytes of a state"
+    tensors = []
+
+    def described(x):
+        if isinstance(x, torch.Tensor):
+            x = x.detach().cpu().contiguous()
+            # the second axis: a single number may have a stride of 0
+            tensors.append(x.reshape(-1, 1).view(torch.uint8).numpy())
+            return ['tensor', str(x.dtype).removeprefix('torch.'), *x.shape]
+        for kind in dict, tuple, list:
+            if isinstance(x, kind):
+                return [kind.__name__, *map(described, x.items() if kind is dict else x)]
+        return x
+
+    text = json.dumps(described(state)).encode()
+    return [len(text).to_bytes(8, 'little'), text, *tensors]
+
+
+def read_state(
+    file,  # open, with the bytes of a state at its beginning
+    size: int,  # of a state, at most
+):
+    "Read the state that `state_parts` has made bytes of"
+
+    def built(x):
+        if not isinstance(x, list):
+            return x
+        kind, *parts = x
+        if kind != 'tensor':
+            return dict(dict=dict, tuple=tuple, list=list)[kind](map(built, parts))
+        dtype, *shape = parts
+        dtype = getattr(torch, dtype)
+        if not 0 <= math.prod(shape) * dtype.itemsize <= size - file.tell():
+            raise ValueError('a tensor is larger than what is left of the file')
+        tensor = torch.empty(shape, dtype=dtype)
+        file.readinto(tensor.reshape(-1).view(torch.uint8).numpy())
+        return tensor
+
+    file.seek(0)
+    length = int.from_bytes(file.read(8), 'little')
+    return built(json.loads(file.read(min(length, size, 2**28))))
