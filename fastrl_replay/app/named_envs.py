@@ -70,11 +70,12 @@ def reaches_outside(
     "Return whether a setting names a module, or has arguments that are texts or large numbers"
     room = 1e6  # wrappers multiply their sizes
     for call in read_calls('env', text):
+        largest = 10_000 if call.name == 'TimeLimit' else 500
         values = [*call.args, *call.kwargs.values()]
         for value in values:
             if isinstance(value, (list, tuple)):
                 values.extend(value)
-            elif isinstance(value, (int, float)) and abs(value) < 10_000:
+            elif isinstance(value, (int, float)) and abs(value) < largest:
                 room /= max(abs(value), 1)
             elif value is not None:
                 return True

@@ -26,12 +26,13 @@ def network_layers(
     words = text.replace(',', ' ').split()
     images = words[:1] == ['conv']
     sizes = words[images:]
-    if not words or not all(re.fullmatch(r'[1-9][\d_]{0,8}', n) for n in sizes):
+    valid = all(re.fullmatch(r'[1-9][\d_]{0,8}', n) for n in sizes)
+    if not valid or not 0 < len(words) <= 100:
         raise SettingsError(
             'recipe',
             "setting 'network'",
             repr(text)[:60],
-            'whole numbers, the sizes of its hidden layers, or for images conv 512',
+            'whole numbers, the sizes of at most 100 hidden layers, or for images conv 512',
         )
     return images, tuple(map(int, sizes)) or (512,)
 

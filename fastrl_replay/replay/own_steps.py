@@ -641,7 +641,9 @@ class OwnSteps(Pipe):
 
     def __iter__(self):
         while self._waiting:
-            yield self._waiting.popleft()
+            with self._lock():
+                block = self._waiting.popleft()
+            yield block
 
     def end_in(
         self,

@@ -138,7 +138,8 @@ def test_settings_that_are_given_again_count(copy, capsys):
         ('env', 'CartPole-v1(sutton_barto_reward=no, x="{}/x.xml")'),
         ('train_wrappers', 'TimeLimit(50), RecordVideo(videos)'),
         ('train_wrappers', 'FrameStackObservation(9999)'),
-        ('env', 'fastrl_replay/Catch-v0(size=900)'),
+        ('env', 'fastrl_replay/Catch-v0(size=400)'),
+        ('env', 'pettingzoo/sisl/pursuit-v5(obs_range=501)'),
         ('n_step', 30_000_000),
         ('envs', 60_000),
         ('max_sz', 400_000_000),
@@ -151,7 +152,7 @@ def test_a_strangers_environment_names_no_path_and_no_large_number(
     "RecordVideo writes files anywhere; a large space takes gigabytes before it is compared"
     monkeypatch.chdir(tmp_path)
     value = value.format(tmp_path) if isinstance(value, str) else value
-    change(copy, **{'wrappers': 'FrameStackObservation(900)', key: value}, steps=400)
+    change(copy, **{'wrappers': 'FrameStackObservation(400)', key: value}, steps=400)
     before = contents(tmp_path)
     said = says(capsys, *line.split(), copy)
     assert '--trust' in said and contents(tmp_path) == before
@@ -419,10 +420,11 @@ def test_a_file_of_a_memory_that_is_no_plain_file(name, kind, tmp_path, capsys):
 def test_a_network_is_not_larger_than_its_file(copy):
     "20,000 × 20,000 from a file of a few kB, in the settings"
     best = load_checkpoint(copy / 'best.pt')
-    best['settings']['network'] = '20_000 20_000'
-    write_checkpoint(copy / 'large.pt', best)
-    with small(), pytest.raises(FastrlError, match='large.pt'):
-        load_policy(copy / 'large.pt')
+    for network in '20_000 20_000', '8 ' * 101:
+        best['settings']['network'] = network
+        write_checkpoint(copy / 'large.pt', best)
+        with small(), pytest.raises(FastrlError, match='large.pt'):
+            load_policy(copy / 'large.pt')
     change(copy, network='20_000 20_000')
     for look in resume, reopen:
         with small(), pytest.raises(FastrlError):
@@ -513,7 +515,7 @@ def test_a_run_that_is_looked_at_can_be_evaluated(copy):
 @pytest.mark.parametrize('line', ['eval', 'train --resume'])
 def test_an_environment_that_is_not_that_of_the_model_is_refused(line, copy, capsys):
     "Before a network for it takes memory"
-    change(copy, wrappers='FrameStackObservation(900), FlattenObservation', steps=400)
+    change(copy, wrappers='FrameStackObservation(400), FlattenObservation', steps=400)
     said = says(capsys, *line.split(), copy)
     assert 'is not that of the checkpoint' in said and '(3600,)' in said
 
