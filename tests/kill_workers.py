@@ -2,7 +2,7 @@
 
     python tests/kill_workers.py --kills 200 --out benchmarks/results/failures.json
 
-The page "What it survives" shows the results. Actors and shards fail in all known ways. Checked:
+The guide "Scaling out" shows the results. Actors and shards fail in all known ways. Checked:
 batches keep coming, from both shards; none comes twice; the key of a row is never given to another
 one; lost rows are counted and reported; no process is left in the end."""
 
