@@ -517,7 +517,7 @@ def test_an_environment_that_is_not_that_of_the_model_is_refused(line, copy, cap
     "Before a network for it takes memory"
     change(copy, wrappers='FrameStackObservation(400), FlattenObservation', steps=400)
     said = says(capsys, *line.split(), copy)
-    assert 'is not that of the checkpoint' in said and '(3600,)' in said
+    assert 'is not that of the checkpoint' in said and '(1600,)' in said
 
 
 def test_a_memory_on_disk_for_a_mixture_is_refused(tmp_path, monkeypatch):
