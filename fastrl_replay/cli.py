@@ -27,88 +27,96 @@ _FLAG = dict(action='store_true')
 OPTIONS = dict(  # of all commands
     env=dict(
         metavar='ID',
-        help="gymnasium's id of the environment, or one of your module, my_module:Name-v0; "
+        help="environment: a Gymnasium id, or my_module:Name-v0 from a module of yours; "
         'the same as --set env=ID',
     ),
-    steps=dict(_N, help='environment steps in all (schedules that end with them are stretched)'),
-    seed=dict(_N, help='of everything that is random; for eval of its environments'),
-    device=dict(help='where the network is: cpu, cuda, … or auto, the GPU if there is one'),
-    out=dict(_DIR, help='where to leave the run (default: runs/RECIPE-seedS)'),
-    settings=dict(metavar='FILE', help='a settings file on top of the shipped one'),
+    steps=dict(
+        _N, help='total number of environment steps (schedules that end with them are stretched)'
+    ),
+    seed=dict(_N, help='random seed (for eval: of the environments)'),
+    device=dict(help='device of the network: cpu, cuda, …, or auto (a GPU if there is one)'),
+    out=dict(_DIR, help='directory of the run (default: runs/RECIPE-seedS)'),
+    settings=dict(metavar='FILE', help='settings file that extends the shipped one'),
     set=dict(
         type=_pair,
         metavar='key=value',
         nargs='+',
         action='extend',
         default=[],
-        help='change settings, of two for one the last counts; '
+        help='change settings; the last value of a key counts; '
         '`fastrl-replay recipes NAME` shows them',
     ),
     memory=dict(
         _DIR,
         dest='memory_path',
-        help='keep the rows in this directory, or go on with those that are there; '
+        help='store the rows in this directory, or continue with the rows in it; '
         'the same as --set memory_path=DIR',
     ),
     data=dict(
         metavar='PATH',
-        help='learn from recorded rows: a directory that --memory has left, a '
-        'file .npz or .parquet with episodes, or minari:NAME; the same as --set data=PATH',
+        help='learn from recorded rows: a directory written with --memory, a '
+        '.npz or .parquet file of episodes, or minari:NAME; the same as --set data=PATH',
     ),
-    resume=dict(_DIR, help='go on with this run where it was last saved'),
+    resume=dict(_DIR, help='continue this run from its last checkpoint'),
     best=dict(
-        _FLAG,
-        help='play with the model of the best evaluation (best.pt), not of the last checkpoint',
+        _FLAG, help='use the model of the best evaluation (best.pt) instead of the last checkpoint'
     ),
-    record=dict(metavar='FILE', help='a video of the first episode: FILE.mp4 (extra video)'),
+    record=dict(
+        metavar='FILE',
+        help='write a video of the first episode to FILE.mp4 (needs the extra `video`)',
+    ),
     trust=dict(
         _FLAG,
-        help="let all settings in the run's config.json count: modules, paths and clusters, too",
+        help="allow all settings in the run's config.json, including modules, paths and clusters",
     ),
-    tensorboard=dict(_FLAG, help='write for TensorBoard as well'),
-    episodes=dict(_N, default=20, help='how many (20)'),
-    plot=dict(metavar='FILE', default='compare.png', help='the picture (compare.png)'),
-    port=dict(_N, default=0, help='of the server (default: one that is free)'),
+    tensorboard=dict(_FLAG, help='also write TensorBoard files'),
+    episodes=dict(_N, default=20, help='number of episodes (default: 20)'),
+    plot=dict(
+        metavar='FILE', default='compare.png', help='file of the plot (default: compare.png)'
+    ),
+    port=dict(_N, default=0, help='port of the server (default: a free one)'),
     html=dict(
-        metavar='FILE', help='write a page in one file: episodes, step by step, for any browser'
+        metavar='FILE', help='write a self-contained HTML page that shows episodes step by step'
     ),
 )
 
 # %% ../nbs/cli.ipynb #f0c70031
-COMMANDS = dict(  # what it does, what it is about, options
+COMMANDS = dict(  # description, argument, options
     train=(
-        'Train a recipe, or continue a run; as one of several learners if torchrun has started it',
+        'Train a recipe, or continue a run; under torchrun, as one of several learners',
         dict(
             dest='recipe',
             nargs='?',
             metavar='RECIPE',
-            help='which; `fastrl-replay recipes` lists them',
+            help='name of a recipe; `fastrl-replay recipes` lists them',
         ),
         'env steps seed device out settings set memory data resume trust tensorboard',
     ),
     recipes=(
         'List the recipes, or show the settings of one',
-        dict(dest='recipe', nargs='?', metavar='RECIPE', help='show all settings of this one'),
+        dict(dest='recipe', nargs='?', metavar='RECIPE', help='show all settings of this recipe'),
         'settings',
     ),
     eval=(
-        'Play episodes without exploring, with what a run has learned',
-        dict(dest='dir', metavar='DIR', help="a run's directory"),
+        'Evaluate the policy of a run without exploration',
+        dict(dest='dir', metavar='DIR', help="directory of a run"),
         'best record episodes seed device trust',
     ),
     compare=(
-        'Draw the returns of finished runs in one plot, and print a table of their results',
+        'Plot the returns of finished runs, and print a table of their results',
         dict(dest='dirs', nargs='+', metavar='RUN', help='directories of runs'),
         'plot',
     ),
     memory=(
-        'Print what is in a memory on disk, including while another process writes it',
-        dict(dest='dir', metavar='DIR', help='where the memory lies'),
+        'Print the contents of a replay buffer on disk, even while another process writes it',
+        dict(dest='dir', metavar='DIR', help='directory of the buffer'),
         'html',
     ),
     watch=(
-        'Show on a page how runs go and what memories hold, while they are written',
-        dict(dest='dirs', nargs='+', metavar='DIR', help='of runs and of memories'),
+        'Show runs and replay buffers on a web page while they are written',
+        dict(
+            dest='dirs', nargs='+', metavar='DIR', help='directories of runs and of replay buffers'
+        ),
         'port',
     ),
 )
@@ -116,13 +124,13 @@ COMMANDS = dict(  # what it does, what it is about, options
 # %% ../nbs/cli.ipynb #d3190fa5
 WELCOME = f'''fastrl-replay {__version__}: streaming replay pipelines for reinforcement learning
 
-  fastrl-replay train cartpole      trains a network and draws its returns
-  fastrl-replay train dqn --env ID  trains on another environment; so do r2d2, sac and td3
-  fastrl-replay recipes             lists what else can be trained
-  fastrl-replay recipes cartpole    shows the settings of a recipe, each with a word about it
-  fastrl-replay train --help        says how to change them
+  fastrl-replay train cartpole      trains a network and plots its returns
+  fastrl-replay train dqn --env ID  trains on a different environment (also r2d2, sac, td3)
+  fastrl-replay recipes             lists the other recipes
+  fastrl-replay recipes cartpole    shows the settings of a recipe, with comments
+  fastrl-replay train --help        shows how to change them
 
-The other commands: eval DIR, compare RUN RUN …, watch DIR, memory DIR.'''
+Other commands: eval DIR, compare RUN RUN …, watch DIR, memory DIR.'''
 
 # %% ../nbs/cli.ipynb #d4b2c931
 def _parser():
@@ -141,7 +149,7 @@ def _parser():
 
 # %% ../nbs/cli.ipynb #d6fb0171
 class _Escaping:
-    "A stream without colors; escapes control characters except line ends and a bar's return"
+    "Stream without colors that escapes control characters, except line ends and a bar's return"
 
     def __init__(self, stream):
         self.stream = stream
@@ -160,9 +168,9 @@ class _Escaping:
 
 # %% ../nbs/cli.ipynb #1166faed
 def main(args=None) -> int:  # the exit status
-    "The command `fastrl-replay`"
+    "Run the command `fastrl-replay`"
     for stream in sys.stdout, sys.stderr:
-        # if it has no ε: a ?
+        # if the terminal has no ε: a ?
         if hasattr(stream, 'reconfigure'):
             stream.reconfigure(errors='replace')
     # names and errors may come from files of others
@@ -170,12 +178,12 @@ def main(args=None) -> int:  # the exit status
         try:
             status = _do(sys.argv[1:] if args is None else args)
         except BrokenPipeError:
-            os._exit(0)  # the reader has gone
+            os._exit(0)  # the reader is gone
         except (FastrlError, OSError) as e:
             print(_said(e), file=sys.stderr)
             return 2
         except KeyboardInterrupt:
-            print('\nbroken off', file=sys.stderr)
+            print('\ninterrupted', file=sys.stderr)
             status = 130
     if status == 130 and args is None:
         _end_by_signal()
@@ -204,7 +212,7 @@ def _do(args):
 
 # %% ../nbs/cli.ipynb #6f455a25
 def _end_by_signal():
-    "In a terminal, end as if by Ctrl-C; if a command just exits, bash continues a loop"
+    "End as if by Ctrl-C in a terminal, where bash would otherwise continue a loop"
     if os.name != 'posix' or sys.stdin is None or not sys.stdin.isatty():
         return
     for stream in sys.stdout, sys.stderr:

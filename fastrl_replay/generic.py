@@ -25,18 +25,18 @@ from fastrl_replay.pipe import (
 
 # %% ../nbs/generic.ipynb #2eade925
 class Map(Pipe):
-    "A function of each item"
+    "Stage that yields a function of each item"
 
     takes_any_item = True
 
     def __init__(
         self,
         source,  # any pipe
-        fn,  # of one item; saved where it has `state_dict` and `load_state_dict`
+        fn,  # a function of one item; it is saved if it has `state_dict` and `load_state_dict`
     ):
         if not callable(fn):
             who = type(self).__name__
-            raise ArgumentTypeError(who, 'fn', type(fn).__name__, 'a function of one item')
+            raise ArgumentTypeError(who, 'fn must be a function of one item', type(fn).__name__)
         super().__init__(source)
         self.fn = fn
 
@@ -62,12 +62,12 @@ as_method('map', Map)
 
 # %% ../nbs/generic.ipynb #23079664
 class Filter(Map):
-    "The items for which a function says True"
+    "Stage that yields the items for which a function returns True"
 
     def __init__(
         self,
         source,  # any pipe
-        filter_fn,  # of one item; True: it stays
+        filter_fn,  # a function of one item; True keeps the item
     ):
         super().__init__(source, filter_fn)
 
@@ -84,12 +84,12 @@ as_method('filter', Filter)
 # %% ../nbs/generic.ipynb #1f237099
 @stage('header')
 class Header(Positioned):
-    "The first `limit` items of each pass"
+    "Stage that yields the first `limit` items of each pass"
 
     def __init__(
         self,
         source,  # any pipe
-        limit: int = 10,  # how many items
+        limit: int = 10,  # number of items
     ):
         if limit < 0:
             raise ArgumentError('Header', 'limit', limit, '0 or more')
@@ -103,12 +103,12 @@ class Header(Positioned):
                 yield item
                 if self.place >= self.limit:
                     break
-        self.rewind()  # the source may be in the middle
+        self.rewind()  # the source may be in the middle of a pass
 
 # %% ../nbs/generic.ipynb #eceecba2
 @stage('cycle')
 class Cycler(Positioned):
-    "The source again and again"
+    "Stage that repeats its source"
 
     # midway: in a pass of the source
     saved = dict(place=integer(), midway=flag)
@@ -117,7 +117,7 @@ class Cycler(Positioned):
     def __init__(
         self,
         source,  # any pipe that can be iterated again
-        count: int = None,  # how many passes; None: for ever
+        count: int = None,  # number of passes; None: without end
     ):
         super().__init__(source)
         self.count = count
@@ -134,14 +134,14 @@ class Cycler(Positioned):
                 yield item
             self.midway = False
             if empty:
-                return  # or this would spin for ever
+                return  # otherwise this would loop forever
             self.place += 1
         self.rewind()
 
 # %% ../nbs/generic.ipynb #0bb00183
 @stage('in_memory_cache')
 class InMemoryCacheHolder(Positioned):
-    "Keep every item of the source; later passes give the same objects again"
+    "Stage that keeps every item of its source and yields the same objects in later passes"
 
     reads_anew = True
     _buffers = ('_cache',)
@@ -168,12 +168,13 @@ class InMemoryCacheHolder(Positioned):
         self._ended = True
 
     data_ended = property(
-        lambda self: self._ended and Pipe.data_ended.fget(self), doc='As its source said'
+        lambda self: self._ended and Pipe.data_ended.fget(self),
+        doc='True if no more data will come',
     )
 
 # %% ../nbs/generic.ipynb #8b5d26eb
 class TypeTransformLoop(MapDataPipe):
-    "Each item of a map-style pipe, sent through every function in turn"
+    "Map-style pipe that applies functions to each item in turn"
 
     def __init__(
         self,

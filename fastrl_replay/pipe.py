@@ -35,8 +35,8 @@ _passes = count(1)
 
 def _one_at_a_time(
     iterate,  # an `__iter__`, as torch has wrapped it
-):  # the same under our wrapper, where it is a generator
-    "One live iterator for a stage; errors pass as they are"
+):  # the same in our wrapper, if it is a generator
+    "Allow one live iterator for a stage; pass errors on unchanged"
     own = getattr(iterate, '__wrapped__', iterate)
     if not inspect.isgeneratorfunction(own):
         return iterate
@@ -56,8 +56,8 @@ def _one_at_a_time(
                 raise RuntimeError(
                     problem(
                         type(self).__name__,
-                        'this iterator was invalidated by a second one over the same stage',
-                        remedy='build a chain for each loop',
+                        'a second iterator over the same stage has invalidated this one',
+                        remedy='make a chain for each loop',
                     )
                 )
 
@@ -65,25 +65,25 @@ def _one_at_a_time(
 
 # %% ../nbs/pipe.ipynb #350ab425
 class Pipe(IterDataPipe, Saves):
-    "The base of every stage: takes items from `source`, yields items"
+    "Base class of stages, which take items from `source` and yield items"
 
-    # spares torch's wrapper, where it is left, a search at every item
+    # saves torch's wrapper a search for each item
     _is_child_datapipe = False
-    # what is not pickled, and `_fresh` makes anew; arguments whose attribute is another
+    # attributes that are not pickled but made by `_fresh`; arguments whose attribute differs
     _buffers = ()
     _given = {}
-    takes_any_item = False  # False: items must be `Steps`
-    # True: continue by reading the source again from its start, and not where it stood
+    takes_any_item = False  # if False, items must be `Steps`
+    # if True, a restored pass reads the source from its start, not from its position
     reads_anew = False
-    steps_envs = False  # True: it steps environments
-    # True: the chain above it runs in other processes, and not here
+    steps_envs = False  # if True, the stage steps environments
+    # if True, the chain above runs in other processes, not here
     source_elsewhere = False
-    draws_batches = False  # True: a replay, whose batches a thread may draw
-    _worker_here = None  # which copy it was told that it is, and in which process
+    draws_batches = False  # if True, it is a replay, which a thread may sample
+    _worker_here = None  # the `WorkerInfo` that it got, and in which process
 
     def __init__(
         self,
-        source=None,  # a pipe, or any iterable of items; None: nothing comes
+        source=None,  # a pipe, or any iterable of items; None: there are no items
     ):
         self.source = as_pipe(source)
 
@@ -93,7 +93,7 @@ class Pipe(IterDataPipe, Saves):
             cls.__iter__ = _one_at_a_time(vars(cls)['__iter__'])
 
     def check_state(self, state: dict):
-        "Return what `restore` takes for this snapshot (None: the snapshot), or raise `StateError`"
+        "Return the argument of `restore` (None: the snapshot itself), or raise `StateError`"
         if type(self).snapshot is Saves.snapshot:
             return super().check_state(state)
 
@@ -105,22 +105,22 @@ class Pipe(IterDataPipe, Saves):
         "Make new buffers"
 
     def _rewind(self):
-        "Let the next pass begin at the start; for a stage that has a position in the pass"
+        "Make the next pass begin at the start, if the stage has a position in the pass"
 
     def _leave(self):
-        "The pass was left: the next one begins at the start, or where a restored one goes on"
+        "React to a pass that was left: the next one begins at the start or the restored position"
 
     def _open(self):
-        "Open now what the first item would open; what is open already stays"
+        "Open now what the first item would open, unless it is open"
 
     def _close(self):
-        "Close what this stage has opened; what is closed already stays closed"
+        "Close what this stage has opened, unless it is closed"
 
     def _in_worker(self, info):
-        "Be one of several copies"
+        "Become one of several copies"
 
     def _tell_worker(self):
-        "Tell a chain which copy it is if nothing else does: in the workers of a `DataLoader`"
+        "Tell a chain its rank in a worker of a `DataLoader`, where nothing else does"
         info = worker_info()
         if info is not None and self._worker_here != (os.getpid(), info):
             self.in_worker(info)
@@ -129,11 +129,11 @@ class Pipe(IterDataPipe, Saves):
         return None if self.reads_anew else _pipe_above(self)
 
     def state_dict(self) -> dict:  # plain data and tensors; torch.load(weights_only=True) reads it
-        "The state of this stage and of all stages above it"
+        "Return the state of this stage and of all stages above it"
         self._tell_worker()
         return self._chain_state(0)
 
-    def _chain_state(self, begun):  # the number of the last pass that was begun below
+    def _chain_state(self, begun):  # the number of the last pass that began below
         mine = self._valid_iterator_id or 0
         if mine < begun:
             self._leave()
@@ -147,44 +147,44 @@ class Pipe(IterDataPipe, Saves):
 
     def load_state_dict(
         self,
-        state: dict,  # what `state_dict` gave, from a chain of the same stages
+        state: dict,  # the result of `state_dict` of a chain with the same stages
     ):
-        "Continue with the next pass where the saved chain stood; a wrong state changes nothing"
+        "Restore a saved state, continued by the next pass; an invalid state changes nothing"
         self._tell_worker()
-        # the source may refuse even then
+        # the source may raise even then
         for stage, own in reversed(self.checked_states(state)):
             stage.restore(own)
 
     def checked_states(
         self,
-        state,  # of `state_dict`
-        remote: bool = False,  # will a copy in a worker take it?
+        state,  # a result of `state_dict`
+        remote: bool = False,  # True if a copy in a worker will take it
     ) -> list:  # of pairs, the last stage first
-        "Return the stages of this chain, each with what its `restore` takes; raise if one is wrong"
+        "Return the stages of this chain, each with what `restore` takes; raise if one is invalid"
         up = self._upstream()
         name = type(self).__name__
         state = checked(name, dict(stage=text, own=anything, above=anything), state)
         if state['stage'] != name:
             raise StateError(
                 name,
-                'this state belongs to another stage',
+                'this state belongs to a different stage',
                 state['stage'][:60],
                 name,
-                'build the chain that was saved',
+                'make the same chain as the saved one',
             )
         if (up is None) != (state['above'] is None):
-            raise StateError(name, 'the chain above it is not as long as the saved one')
+            raise StateError(name, 'the chain above it and the saved one have different lengths')
         check = self.check_remote if remote else self.check_state
         try:
             ready = check(state['own'])
         except FastrlError:
             raise
-        except Exception as e:  # of a stage that has no form
+        except Exception as e:  # from a stage that checks no form
             raise StateError(
                 name,
-                "a saved state that it can't read",
+                "the saved state cannot be read",
                 in_words(e),
-                remedy='another version wrote it, or it is damaged',
+                remedy='check its version; it may be damaged',
             ) from e
         own = self, state['own'] if ready is None else ready
         return [own, *(() if up is None else up.checked_states(state['above'], remote))]
@@ -202,21 +202,21 @@ class Pipe(IterDataPipe, Saves):
         self._fresh()
 
     def blocks(self):
-        "The items of `source`, each of which must be a `Steps`"
+        "Yield the items of `source`; raise if one is not a `Steps`"
         for steps in self.source:
             if not isinstance(steps, Steps):
                 raise ArgumentTypeError(
                     type(self).__name__,
-                    'an item of its source',
+                    'items of its source must be Steps',
                     type(steps).__name__,
-                    'Steps',
+                    None,
                     'put it after a stage that yields Steps, such as GymStepper',
                 )
             yield steps
 
     @property
     def data_ended(self) -> bool:
-        "Has this pass come to its end, and does the first stage say that nothing more will come?"
+        "Return True if this pass is over and the first stage reports that no more data will come"
         return getattr(_pipe_above(self), 'data_ended', False)
 
     def open(self):
@@ -249,55 +249,53 @@ class Pipe(IterDataPipe, Saves):
         return repr(self)
 
     def rewind(self):
-        "Let the next pass begin at the start, here and above"
+        "Make the next pass begin at the start, here and above"
         for s in _stages(self):
             s._rewind()
 
     def in_worker(
         self,
-        info: 'WorkerInfo',  # which copy
+        info: 'WorkerInfo',  # rank of the copy
     ):
         "Tell every stage of this chain, once in a process, that it is one of several copies"
         here = os.getpid(), info
         for s in _stages(self):
-            # or an error: then it is told again
+            # after an error it is told again
             if s._worker_here != here:
                 s._in_worker(info)
             s._worker_here = here
 
     @property
-    def drawn_from(
-        self,
-    ) -> 'Pipe':  # a replay, or a stage that stands for replays elsewhere; None: there is none
-        "What draws the batches that come out of this chain"
+    def drawn_from(self) -> 'Pipe':  # a replay, or a stage for remote ones; None: there is none
+        "Return the stage that samples the batches of this chain"
         return next((s for s in _stages(self, here=True) if s.draws_batches), None)
 
     @property
     def journals(self) -> list:  # of stages with a method `news`
-        "Stages of this chain that count what a chain that runs them elsewhere wants to know"
+        "Return the stages of this chain that count things for a chain in another process"
         return [s for s in _stages(self, here=True) if callable(getattr(s, 'news', None))]
 
 # %% ../nbs/pipe.ipynb #c50075df
 class WorkerInfo(NamedTuple):
-    "Which of several copies of a chain this process runs"
+    "Rank of one of several copies of a chain that run in different processes"
 
     rank: int = 0  # from 0
-    world_size: int = 1  # how many copies there are
-    restart: int = 0  # how often this one was restarted
+    world_size: int = 1  # number of copies
+    restart: int = 0  # how often this copy was restarted
 
 # %% ../nbs/pipe.ipynb #0d54bc25
 _worker = None
 
 
-def worker_info() -> WorkerInfo:  # None: this process is no worker
-    "Which of the processes that run the same chain this is"
+def worker_info() -> WorkerInfo:  # None: this process is not a worker
+    "Return the rank of this process among those that run the same chain"
     info = get_worker_info()  # of a `DataLoader`
     return _worker if info is None else WorkerInfo(info.id, info.num_workers)
 
 
 @contextmanager
 def as_worker(info: WorkerInfo):
-    "Be this worker, for a while"
+    "Become this worker inside a `with` block"
     global _worker
     before = _worker
     _worker = info
@@ -310,12 +308,12 @@ def as_worker(info: WorkerInfo):
 def as_pipe(
     source,  # a pipe, a map-style pipe, a node of torchdata, a block, an iterable, or None
 ) -> IterDataPipe:
-    "Anything that gives items as a pipe"
+    "Return any source of items as a pipe"
     if isinstance(source, IterDataPipe):
         return source
     if isinstance(source, MapDataPipe):
         return MapToIterConverter(source)
-    nodes = sys.modules.get('torchdata.nodes')  # who has a node has imported them
+    nodes = sys.modules.get('torchdata.nodes')  # a node exists only if this was imported
     if nodes and isinstance(source, nodes.BaseNode):
         return Items(nodes.Loader(source, restart_on_stop_iteration=False))
     if source is None or isinstance(source, Steps):
@@ -324,9 +322,9 @@ def as_pipe(
         return Items(source)
     raise ArgumentTypeError(
         'Pipe',
-        'source',
+        'source must be a pipe or an iterable of Steps',
         type(source).__name__,
-        'a pipe or an iterable of Steps',
+        None,
         'wrap a single block in a list',
     )
 
@@ -339,9 +337,7 @@ def upstream(pipe) -> IterDataPipe:  # None: it is the first
             return source
     if hasattr(pipe, 'datapipes'):
         raise NotImplementedError(
-            problem(
-                type(pipe).__name__, 'a chain with several sources can be iterated, but not saved'
-            )
+            problem(type(pipe).__name__, 'a chain with several sources cannot be saved')
         )
     return None
 
@@ -378,10 +374,10 @@ def _stages(pipe, here=False):
 
 # %% ../nbs/pipe.ipynb #e993c9c0
 class Holding(Pipe):
-    "Base of stages that hold rows until later ones complete them, and yield the rest at the end"
+    "Base class of stages that hold rows until later ones complete them; the rest comes at the end"
 
-    _at_end = False  # is this pass handing them out?
-    _resume_end = False  # did the pass that was restored, until the next one begins
+    _at_end = False  # True while this pass yields the rest
+    _resume_end = False  # the same for the restored pass, until the next one begins
 
     def _starts_at_end(self):
         over = self._resume_end
@@ -390,7 +386,7 @@ class Holding(Pipe):
         return over
 
     def _hand_out(self, items):
-        # a state that is saved meanwhile says so: restored, it doesn't begin the source again
+        # a state saved during this does not begin the source again when it is restored
         self._at_end = True
         yield from items
         self._at_end = False
@@ -406,21 +402,21 @@ class Holding(Pipe):
 
 # %% ../nbs/pipe.ipynb #26313ea2
 def _short(v, width=40):
-    "A value on part of a line"
+    "Return a value as text for a part of a line"
     repeated = (
         isinstance(v, list) and len(v) > 1 and all(isinstance(x, str) and x == v[0] for x in v)
     )
     if repeated:
         s = f'[{v[0]!r}]*{len(v)}'
     elif type(v).__repr__ is object.__repr__:
-        s = type(v).__name__  # and not where in memory it is
+        s = type(v).__name__  # without its address
     else:
         s = getattr(v, '__name__', None) or ' '.join(repr(v).split())
     return s if len(s) <= width else s[: width - 1] + '…'
 
 # %% ../nbs/pipe.ipynb #15247c9c
 def _show(pipe):
-    "A chain, one stage a line; torch's own stages would show themselves alone"
+    "Return the text of a chain, one stage on each line; torch's stages would show only themselves"
     ours = isinstance(pipe, Pipe)
     params = list(inspect.signature(type(pipe).__init__).parameters.values())[1:]
     given = getattr(pipe, '_given', {})
@@ -441,13 +437,13 @@ def _show(pipe):
 
 # %% ../nbs/pipe.ipynb #8d5e9b22
 class Positioned(Pipe):
-    "A stage whose state is its position in the pass"
+    "Base class of stages whose state is their position in the pass"
 
     saved = dict(place=integer())
     takes_any_item = True
-    place = 0  # how many items of the pass have come
+    place = 0  # number of items so far in the pass
     _resume = 0  # where the next pass begins, once, after `restore`
-    _ended = False  # has this pass come to its end?
+    _ended = False  # True at the end of this pass
 
     def restore(self, state):
         super().restore(state)
@@ -459,7 +455,7 @@ class Positioned(Pipe):
     def _leave(self):
         self.place = self._resume
 
-    def _start(self):  # where this pass begins
+    def _start(self):  # returns where this pass begins
         self.place = self._resume
         self._resume = 0
         self._ended = False
@@ -471,9 +467,9 @@ def _saves(x):
 
 
 def state_of(
-    x,  # an object that may save itself
-) -> dict:  # a copy; None: it can't
-    "What an object saves of itself"
+    x,  # an object that may have a `state_dict`
+) -> dict:  # a copy; None: it has no `state_dict`
+    "Return the saved state of an object"
     return deepcopy(x.state_dict()) if _saves(x) else None
 
 
@@ -481,16 +477,20 @@ def check_own_state(
     who: str,  # the stage that uses it
     what: str,  # what it is
     x,  # the object
-    saved,  # what `state_of` gave
+    saved,  # the result of `state_of`
 ):
-    "Raise where one of the two saves itself, and the other does not"
+    "Raise if only one of object and saved state has a state"
     got, own = (
-        'one that saves itself' if saves else 'one that does not'
+        'one with state_dict' if saves else 'one without state_dict'
         for saves in (saved is not None, _saves(x))
     )
     if got != own:
         raise StateError(
-            who, f'the saved {what} is of another kind', got, own, 'build the chain that was saved'
+            who,
+            f'the saved {what} is of a different kind',
+            got,
+            own,
+            'make the same chain as the saved one',
         )
 
 # %% ../nbs/pipe.ipynb #482a3d9b
@@ -498,26 +498,28 @@ def try_state(
     who: str,  # the stage that uses it
     what: str,  # what it is
     x,  # an object with a `load_state_dict`
-    saved,  # what its `state_dict` gave
+    saved,  # the result of its `state_dict`
 ):
-    "A `StateError` where an object refuses a state: a copy of it tries"
+    "Raise `StateError` if an object cannot load a state, which a copy of it tries"
     try:
         twin = deepcopy(x)
     except Exception:
-        return  # it will be tried when it is restored
+        return  # it will be tried at `restore`
     try:
         twin.load_state_dict(deepcopy(saved))
     except Exception as e:
-        raise StateError(who, f'the {what} refuses its saved state', in_words(e)) from e
+        raise StateError(who, f'the {what} cannot load its saved state', in_words(e)) from e
 
 # %% ../nbs/pipe.ipynb #60ce25a5
 class Items(Positioned):
-    "The items of any iterable, in order"
+    "Stage that yields the items of any iterable, in order"
 
     def __init__(
         self,
-        items,  # an iterable with the same items each time; its own `state_dict` is used, if any
-        at_end: str = 'keep',  # 'flush': data ends with a pass; 'keep': the next pass may continue
+        # an iterable with the same items each time; its own `state_dict` is used, if it has one
+        items,
+        # 'flush': the data ends with each pass; 'keep': the next pass may continue it
+        at_end: str = 'keep',
     ):
         self.items = items
         self._saves = _saves(items)
@@ -538,7 +540,7 @@ class Items(Positioned):
 
     @property
     def data_ended(self):
-        "Is there nothing more to come?"
+        "Return True if no more data will come"
         return self._ended and self.at_end == 'flush'
 
     def snapshot(self):
@@ -554,7 +556,7 @@ class Items(Positioned):
             if self._saves:
                 self.items.load_state_dict(deepcopy(state['own']))
         except Exception as e:
-            raise StateError('Items', 'the source refuses its saved state', in_words(e)) from e
+            raise StateError('Items', 'the source cannot load its saved state', in_words(e)) from e
         super().restore(dict(place=state['place']))
 
     def __repr__(self):
@@ -571,7 +573,7 @@ def as_method(
     name: str,  # of the method
     cls,  # the stage that it makes
 ):
-    "Make a stage class callable as a method of our pipes"
+    "Return a function that makes a stage of this class as a method of pipes"
 
     def method(self, *args, **kwargs):
         return cls(self, *args, **kwargs)
@@ -588,7 +590,7 @@ def as_method(
 def stage(
     name: str,  # of the chained method
 ):  # a class decorator
-    "Make a stage class callable as a method of every pipe"
+    "Return a decorator that makes a stage class callable as a method of every pipe"
 
     def register(cls):
         taken = IterDataPipe.functions.get(name, getattr(Pipe, name, None))
@@ -603,10 +605,10 @@ def stage(
 
 # %% ../nbs/pipe.ipynb #626ed79c
 class MapToIterConverter(Items):
-    "The items of a map-style pipe, in order"
+    "Stage that yields the items of a map-style pipe, in order"
 
     def __init__(
-        self,
+        self,  # an object with `__len__` and `__getitem__`
         datapipe,  # has `__len__` and `__getitem__`
     ):
         super().__init__(datapipe)
@@ -621,10 +623,10 @@ class MapToIterConverter(Items):
 def _no_collate(batch, *, collate_fn_map=None):
     raise ArgumentTypeError(
         'DataLoader',
-        'it would collate what is a batch already',
+        'DataLoader would collate blocks, which are batches already',
         f'{len(batch)} × {type(batch[0]).__name__} {list(batch[0].shape)}',
-        'to let blocks pass as they are',
-        'DataLoader(..., batch_size=None); to join blocks, Steps.cat',
+        'batch_size=None',
+        'use DataLoader(..., batch_size=None); to join blocks, Steps.cat',
     )
 
 

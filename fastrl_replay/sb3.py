@@ -20,11 +20,11 @@ from .envs.slots import COUNTED, READY, count_steps
 
 # %% ../nbs/sb3.ipynb #65ff7d51
 def newest_in(
-    slots,  # of a ring that has been filled so far
-    inserted: int,  # how many rows have come
+    slots,  # of a ring that is filled up to these
+    inserted: int,  # number of rows added
     size: int,  # of the ring
 ) -> np.ndarray:  # int64
-    "The keys of the rows that are in these slots"
+    "Return the keys of the rows in these slots"
     if inserted <= size:
         return np.asarray(slots, np.int64)  # nothing was overwritten
     return inserted - 1 - (inserted - 1 - np.asarray(slots, np.int64)) % size
@@ -34,35 +34,38 @@ _WRITTEN = 'state', 'next_state', 'action', 'reward', 'terminated', 'truncated'
 
 
 class _Rows:
-    "One row for each environment, with their columns and what `count_steps` needs"
+    "One row for each environment, with their columns and the arguments of `count_steps`"
 
     def __init__(self, n, dtype):
-        rows = np.zeros(n, dtype)  # a new array at each call would cost 10 µs
+        rows = np.zeros(n, dtype)  # a new array in each call would cost 10 µs
         self.steps, self.raw, self.dtype = Steps(rows), rows.view(np.uint8), dtype
         self.at = (dtype.itemsize, *(dtype.fields[k][1] for k in COUNTED))
         for k in _WRITTEN:
             setattr(self, k, rows[k])
 
     def __reduce__(self):
-        return _Rows, (len(self.steps), self.dtype)  # copies of columns would be other memory
+        return _Rows, (len(self.steps), self.dtype)  # copies of columns would be different memory
 
 # %% ../nbs/sb3.ipynb #277765b8
 _ANY = spaces.Discrete(1)
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
-    "A `replay_buffer_class` for Stable-Baselines3 over any store"
+    "Replay buffer class (`replay_buffer_class`) for Stable-Baselines3 over any store"
 
     def __init__(
         self,
-        buffer_size: int,  # rows, of all environments together
+        buffer_size: int,  # capacity in rows, of all environments together
         observation_space: spaces.Space,  # of one environment
         action_space: spaces.Space,  # of one environment
-        device='auto',  # where batches go
-        n_envs: int = 1,  # how many environments are stepped together
-        optimize_memory_usage: bool = False,  # no effect: `store=` saves memory, and loses no row
-        handle_timeout_termination: bool = True,  # True: `TimeLimit.truncated` counts as truncated
-        store=None,  # how rows become bytes; None: whole rows in main memory
+        device='auto',  # device of batches
+        n_envs: int = 1,  # number of environments that are stepped together
+        # has no effect: `store=` saves memory without losing rows
+        optimize_memory_usage: bool = False,
+        # if True, `TimeLimit.truncated` counts as truncation, not as termination
+        handle_timeout_termination: bool = True,
+        # where and how rows are stored, such as `Frames()`; None: `Rows()`, whole rows in RAM
+        store=None,
     ):
         buffers.BaseBuffer.__init__(
             self, buffer_size, observation_space, action_space, device, n_envs=n_envs
@@ -86,15 +89,15 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
         return nested_dtype(self.observation_space, of_space)
 
-    def _begin(self):  # no episode is under way
+    def _begin(self):  # no episode is unfinished
         n = self.n_envs
-        # episode, step, is it over? And rewards
+        # episode, step, whether it is over; then rewards
         self.counts = np.array([[1, 0, 0]] * n, np.int32)
         self.totals = np.zeros(n)
         self.rows = _Rows(n, self.row)
 
     def _go_on(self):
-        "Stand after the rows that lie in the store's directory"
+        "Continue after the rows in the store's directory"
         inserted = self.memory.added
         n = self.n_envs
         if inserted % n:
@@ -102,14 +105,14 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 'sb3.ReplayBuffer',
                 f'n_envs={n}',
                 f'{inserted} rows in {self.memory.store.folder}',
-                'as many environments as they came from',
-                'another path',
+                'the number of environments of these rows',
+                'use a different path',
             )
         self.pos = inserted // n % self.buffer_size
         self.full = inserted >= self.buffer_size * n
 
     def add(self, obs, next_obs, action, reward, done, infos):
-        "A row of each environment"
+        "Add a row of each environment"
         n = self.n_envs
         rows = self.rows
         done = np.asarray(done, bool).reshape(n)
@@ -123,7 +126,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             late = np.array([i.get('TimeLimit.truncated', False) for i in infos], bool).reshape(n)
             rows.terminated[:] = done & ~late
             rows.truncated[:] = done & late
-        # they count when the rows are in memory
+        # they count once the rows are in memory
         counts = self.counts.copy()
         totals = self.totals.copy()
         counts[:, 2] *= READY  # what has ended begins again
@@ -137,23 +140,23 @@ class ReplayBuffer(buffers.ReplayBuffer):
             self.full = True
 
     def reset(self):
-        "Forget all rows; a memory on disk can't"
+        "Remove all rows; raise for a memory on disk"
         self.memory.clear()
         self.pos = 0
         self.full = False
         self._begin()
 
     def _get_samples(self, batch_inds, env=None):
-        "The rows of random environments at these positions, as tensors"
+        "Return the rows of random environments at these positions, as tensors"
         n = self.n_envs
         slots = batch_inds
         if n > 1:
             slots = batch_inds * n + np.random.randint(0, high=n, size=(len(batch_inds),))
         keys = self.memory.base + newest_in(slots, self.memory.added, self.buffer_size * n)
-        # a kill in the midst of `add` may have cost the oldest rows
+        # a kill during `add` may have cost the oldest rows
         keys = np.maximum(keys, self.memory.oldest)
         steps = self.memory.batch(keys, np.ones(len(keys)))
-        # what is normalized passes through main memory
+        # normalized values pass through RAM
         there = self.memory.store.device is not None and env is None
         rows = steps if there else main_rows(steps)
         if rows is None:
@@ -173,7 +176,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return made(state, action, after, done, reward)
 
     def _tensors(self, x):
-        "Copies where Stable-Baselines3 wants them, of arrays, of tensors, or of a dict of these"
+        "Return copies on the device of Stable-Baselines3, of arrays, tensors, or a dict of these"
         if isinstance(x, dict):
             return {k: self._tensors(v) for k, v in x.items()}
         # numpy gathers small columns faster than torch
@@ -192,12 +195,12 @@ def _parts(field):
 
 # %% ../nbs/sb3.ipynb #da2a4305
 def _array(column):
-    "A property: the column as an array [positions, environments, …]"
+    "Return a property: the column as an array [positions, environments, …]"
 
     def get(self):
         size = self.buffer_size * self.n_envs
         keys = self.memory.base + newest_in(range(size), self.memory.added, size)
-        # the others have not come, or are missing in a directory
+        # the other rows were not added yet, or are missing in a directory
         there = self.memory.valid(keys)
         x = np.zeros(size, self.row['truncated' if column == 'done' else column])
         if there.any():

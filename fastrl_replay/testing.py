@@ -21,28 +21,28 @@ from .steps.states import Saves, flag, integer
 
 # %% ../nbs/testing.ipynb #e9006a6c
 class ScriptedEnv(gym.Env, Saves):
-    "An environment that plays given episodes, again and again, whatever the actions"
+    "Environment that repeats given episodes, whatever the actions"
 
     saved = dict(t=integer(), running=flag)
 
     def __init__(
         self,
-        states,  # one per step and one more per episode
-        rewards,  # one per step
-        terminations,  # one per step
-        truncations,  # one per step; the last step must end its episode
-        observation_space: spaces.Space = None,  # default: a Box around the states
-        action_space: spaces.Space = None,  # default: Discrete(3)
+        states,  # one for each step and one more for each episode
+        rewards,  # one for each step
+        terminations,  # one for each step
+        truncations,  # one for each step; the last step must end its episode
+        observation_space: spaces.Space = None,  # None: a Box around the states
+        action_space: spaces.Space = None,  # None: Discrete(3)
     ):
         done = np.logical_or(terminations, truncations)
         n = len(rewards)
         if len(done) != n or not any(done[-1:]) or len(states) != n + done.sum():
             raise ArgumentError(
                 'ScriptedEnv',
-                'a script that does not fit together',
+                'the lengths of the script do not match',
                 f'{n} rewards, {len(done)} ends, {len(states)} states',
-                'one reward and one end a step, and one state more for each episode',
-                'let the last step end its episode, and give every episode its final state',
+                'a reward and an end for each step, and one more state for each episode',
+                'end the last episode, and add the last state of each episode',
             )
         self.states = states
         self.rewards = rewards
@@ -53,13 +53,13 @@ class ScriptedEnv(gym.Env, Saves):
             observation_space = spaces.Box(-np.inf, np.inf, np.shape(states[0]), np.float32)
         self.observation_space = observation_space
         self.action_space = action_space or spaces.Discrete(3)
-        self.t = 0  # the next step
+        self.t = 0  # index of the next step
         self.running = False
         self.seeds = []
         self.actions = []
 
     def _state(self):
-        # each episode before this one has a state more than it has steps
+        # each earlier episode has one more state than steps
         i = self.t + int(self.done[: self.t].sum())
         state = self.states[i if self.running else i - 1]
         if isinstance(self.observation_space, spaces.Box):
@@ -67,19 +67,19 @@ class ScriptedEnv(gym.Env, Saves):
         return state
 
     def reset(self, *, seed=None, options=None):
-        "Go to the first state of the next episode; one that is running is left"
+        "Go to the first state of the next episode, leaving the present one"
         super(ScriptedEnv, self).reset(seed=seed)
         self.seeds.append(seed)
-        if self.running:  # skip what is left of this episode
+        if self.running:  # skip the rest of this episode
             self.t += int(self.done[self.t :].argmax()) + 1
         self.t %= len(self.rewards)
         self.running = True
         return self._state(), {}
 
     def step(self, action):
-        "The next step of the script"
+        "Return the next step of the script"
         if not self.running:
-            raise RuntimeError('step before reset, or after the end of an episode')
+            raise RuntimeError('call reset before the first step and after each episode')
         if not self.action_space.contains(action):
             raise ValueError(f'{action!r} is not in {self.action_space}')
         self.actions.append(action)
@@ -91,13 +91,16 @@ class ScriptedEnv(gym.Env, Saves):
 
 # %% ../nbs/testing.ipynb #3c419613
 def script(
-    *lengths,  # of the episodes; negative: truncated instead of terminated
-    env: int = 0,  # which environment, to which its numbers belong
+    *lengths,  # lengths of the episodes; negative: truncated instead of terminated
+    env: int = 0,  # number of the environment, which changes all values
 ) -> dict:  # arguments for ScriptedEnv
-    "Episodes of given lengths with numbers that are all different"
+    "Return episodes of given lengths with numbers that are all different"
     if not lengths or 0 in lengths:
         raise ArgumentError(
-            'script', 'lengths of episodes', list(lengths), 'at least one, and none of 0 steps'
+            'script',
+            'episodes need a length',
+            list(lengths),
+            'at least one episode, and none of 0 steps',
         )
     ends = np.cumsum(np.abs(lengths)) - 1
     n = ends[-1] + 1
@@ -114,11 +117,11 @@ def script(
 
 # %% ../nbs/testing.ipynb #4d72ecfa
 class ScriptedVectorEnv(SyncVectorEnv):
-    "Scripted environments as a gymnasium vector environment"
+    "Gymnasium vector environment of scripted environments"
 
     def __init__(
         self,
-        scripts,  # one dict of ScriptedEnv's arguments each
+        scripts,  # a dict of `ScriptedEnv`'s arguments for each environment
         autoreset_mode='NextStep',  # how it resets: 'NextStep', 'SameStep' or 'Disabled'
     ):
         super().__init__(
@@ -127,17 +130,17 @@ class ScriptedVectorEnv(SyncVectorEnv):
 
 # %% ../nbs/testing.ipynb #ff457941
 def scripted_steps(
-    scripts,  # one dict of ScriptedEnv's arguments each, e.g. from `script`
-    n: int,  # how many blocks
-) -> list:  # `Steps` of one row an environment; actions are 0
-    "The true transitions of scripts, read off the lists"
+    scripts,  # a dict of `ScriptedEnv`'s arguments for each environment, for example from `script`
+    n: int,  # number of blocks
+) -> list:  # of `Steps` with one row for each environment; actions are 0
+    "Return the true transitions of scripts, computed from the lists"
     streams = [list(islice(_rows(e, **s), n)) for e, s in enumerate(scripts)]
     dt = step_dtype(
         spaces.Box(-np.inf, np.inf, np.shape(scripts[0]['states'][0]), np.float32),
         spaces.Discrete(3),
     )
 
-    def as_row(row):  # numpy wants tuples
+    def as_row(row):  # numpy needs tuples
         return tuple(tuple(x) if isinstance(x, (list, np.ndarray)) else x for x in row)
 
     return [Steps(np.array([as_row(stream[b]) for stream in streams], dt)) for b in range(n)]
@@ -175,7 +178,7 @@ def _rows(env_id, states, rewards, terminations, truncations):
 
 # %% ../nbs/testing.ipynb #1426fa0b
 def same(a, b) -> bool:  # equal by value, whatever the items are
-    "Are two items of pipes equal? Blocks, tensors, arrays, records, and tuples of these"
+    "Return True if two items of pipes are equal: blocks, tensors, arrays, or tuples of these"
     if isinstance(a, (tuple, list)):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):
@@ -188,7 +191,7 @@ def same(a, b) -> bool:  # equal by value, whatever the items are
 
 # %% ../nbs/testing.ipynb #ec47ce2f
 def through_file(state: dict) -> dict:  # the same state
-    "Write a state to a file and read it back as an untrusted one: without executing code"
+    "Write a state to a file and read it back without executing code"
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -201,17 +204,17 @@ def _check_passes(make, n):
     for which in 'first', 'second':
         x = list(islice(a, 12))
         y = list(islice(b, 12))
-        assert x, f'{a!r}: the {which} pass gave nothing'
+        assert x, f'{a!r}: the {which} pass yielded nothing'
         assert same(x, y), (
             f'{a!r}: two copies of the chain disagree in their {which} pass; '
-            'is every random number seeded?'
+            'seed every random number generator'
         )
 
 # %% ../nbs/testing.ipynb #bfd958ba
 def _check_continues(
     make, n, after=((0, 0), (0, 1), (0, 2), (0, 3), (0, 5), (0, 9), (0, 17), (4, 2))
 ):
-    for left, k in after:  # so many items of a pass that is left, so many of the next one
+    for left, k in after:  # number of items of a pass that is left, and of the next one
         a = make(n)
         b = make(n)
         for _ in islice(a, left):
@@ -227,15 +230,13 @@ def _check_continues(
         x = list(islice(it, 11))
         y = list(islice(b, 11))
         assert same(x, y), (
-            f'{a!r}: after {left + k} items, a restored chain gives other items than the saved one'
+            f'{a!r}: after {left + k} items, a restored chain yields different items than the saved'
         )
         assert same(through_file(state), then), (
-            f'{a!r}: a state that was taken changes while the chain goes on; '
-            'snapshot must give copies'
+            f'{a!r}: a saved state changes while the chain continues; snapshot must return copies'
         )
         assert same(loaded, then), (
-            f'{a!r}: a chain that goes on changes the state that it was restored from; '
-            'restore must take copies'
+            f'{a!r}: a chain changes the state from which it was restored; restore must take copies'
         )
 
 
@@ -243,7 +244,7 @@ def _check_pickles(make, n):
     a = make(n)
     twin = pickle.loads(pickle.dumps(a))
     x = list(islice(a, 12))
-    assert same(x, list(islice(twin, 12))), f'{a!r}: an unpickled copy gives other items'
+    assert same(x, list(islice(twin, 12))), f'{a!r}: an unpickled copy yields different items'
 
 # %% ../nbs/testing.ipynb #de1862a6
 def _check_ways(make, n):
@@ -256,17 +257,17 @@ def _check_ways(make, n):
     alone = passes(make(n))
     a = Header(make(n), 4)
     assert same([list(a), list(a)], [alone[0], alone[1][:4]]), (
-        f'{a!r}: gives other items under header, iterated twice, than alone'
+        f'{a!r}: yields different items below header, iterated twice, than alone'
     )
     a = make(n)
     b = make(n)
     assert same(whole(Cycler(a, 2)), whole(chain(b, b))), (
-        f'{a!r}: gives other items under cycle than alone'
+        f'{a!r}: yields different items below cycle than alone'
     )
 
 # %% ../nbs/testing.ipynb #cc2c0ff8
 class _Copies:
-    "Gives copies of blocks, as a stepper would, and knows which of them are still alive"
+    "Source of copies of blocks, like a stepper, that counts those still alive"
 
     def __init__(self, blocks):
         self.blocks = blocks
@@ -283,7 +284,7 @@ class _Copies:
         return sum(r() is not None for r in self.refs)
 
     def __getstate__(self):
-        return dict(blocks=self.blocks, refs=[])  # weak references don't pickle
+        return dict(blocks=self.blocks, refs=[])  # weak references cannot be pickled
 
 # %% ../nbs/testing.ipynb #00485de4
 def _check_input(factory, blocks, holds):
@@ -291,15 +292,15 @@ def _check_input(factory, blocks, holds):
     a = factory(Items(blocks))
     for _ in islice(a, 1000):
         pass  # some stages never end
-    assert same(blocks, before), f'{a!r}: changed the blocks it was given; work on steps.copy()'
+    assert same(blocks, before), f'{a!r}: changes the blocks of its source; use steps.copy()'
     watched = _Copies(blocks)
     a = factory(Items(watched))
     for _ in islice(a, 1000):
         pass
     alive = watched.alive()
     assert alive <= holds, (
-        f'{a!r}: {alive} of {len(blocks)} blocks are still held when all have passed; '
-        f'at most {holds} may be'
+        f'{a!r}: still holds {alive} of {len(blocks)} blocks after all have passed; '
+        f'at most {holds} are allowed'
     )
 
 # %% ../nbs/testing.ipynb #bd06e172
@@ -311,14 +312,14 @@ def _check_refuses(factory):
         list(a)
     except TypeError:
         return
-    raise AssertionError(f'{a!r}: accepted a str as a block of steps')
+    raise AssertionError(f'{a!r}: accepts a str as a block of steps')
 
 # %% ../nbs/testing.ipynb #49794e9d
 def check_contract(
-    factory,  # source → stage; or () → stage, for a stage that is a source
-    holds: int = 2,  # how many of the source's blocks it may hold when all have passed
-) -> dict:  # the number of items, and the microseconds each took with all stages above
-    "Test that a stage keeps the contract of all stages"
+    factory,  # source → stage; or () → stage, for a stage without a source
+    holds: int = 2,  # how many of the source's blocks it may hold after all have passed
+) -> dict:  # the number of items, and the microseconds for each with all stages above
+    "Test that a stage keeps the contract of all stages; raise `AssertionError` if it does not"
     given = inspect.isclass(factory)
     given = given or any(
         p.default is p.empty for p in inspect.signature(factory).parameters.values()
@@ -329,7 +330,7 @@ def check_contract(
     def make(n):
         return factory(Items(_Copies(blocks[n]))) if given else factory()
 
-    for n in (1, 3) if given else (1,):  # a stage that is a source has its own environments
+    for n in (1, 3) if given else (1,):  # a stage without a source has its own environments
         for check in _check_passes, _check_continues, _check_pickles:
             check(make, n)
         if given:

@@ -113,18 +113,22 @@ BAD = {  # how a block is spoiled; what is said of it, and by whom if it is the 
     'bytes': (columns(terminated='u1'), "column 'terminated'; got uint8; expected bool", TAKES),
     'pairs': (columns(truncated=('?', (2,))), "column 'truncated'; .*expected bool", TAKES),
     'double reward': (columns(reward='f8'), "column 'reward'; got float64; expected", ['NStep']),
-    'packed': (packed, 'a packed dtype; expected an aligned one', TAKES),
+    'packed': (packed, 'the dtype of rows must be aligned', TAKES),
     'objects': (objects, 'no Python objects', TAKES),
     'other states': (columns(state=('f4', (3,))), None, []),
-    'index': (columns(index='i8'), "column 'index'; got .*put it before the replay", STAMPED),
-    'mask': (columns(mask='?'), "column 'mask'; got one that is there", SEQUENCES),
-    'discount': (columns(discount='f4'), "columns of an n_step already", ['NStep']),
+    'index': (
+        columns(index='i8'),
+        "rows that a replay sampled .*put it before the replay",
+        STAMPED,
+    ),
+    'mask': (columns(mask='?'), "rows have a column 'mask' already", SEQUENCES),
+    'discount': (columns(discount='f4'), 'its rows were merged by n_step already', ['NStep']),
     'n of floats': (columns(n='f4'), "column 'n'|n_skip before n_step", ['NStep', SEQUENCES[0]]),
     'two axes': (lambda r: Steps(r.reshape(2, 2)), r'got shape \[2, 2\]; expected', TAKES),
     'NaN in state': (values(state=np.nan), "row 2 .*NaN in column 'state'", MEMORIES),
     'NaN in reward': (values(reward=np.nan), "row 2 .*'reward'", ['NStep', *MEMORIES]),
     'infinite reward': (values(reward=-np.inf), 'got -inf; expected .*finite', ['NStep']),
-    'env_id -1': (values(env_id=-1), "row 2 .*'env_id'; got -1; expected a number from 0", COUNT),
+    'env_id -1': (values(env_id=-1), "row 2 .*'env_id'; got -1; expected an integer from 0", COUNT),
     'env_id 2**24': (values(env_id=1 << 24), "row 2 .*'env_id'; got 16777216", COUNT),
     'far, then bad': (values(env_id=[900, -1]), 'row 3 .*got -1', COUNT),  # no room is made for 900
     'far, then NaN': (values(env_id=[900, 1], reward=[0, np.nan]), 'reward', ['NStep', *MEMORIES]),
@@ -159,9 +163,9 @@ def test_other_things_than_blocks_are_named(name):
     take, twin = TAKES[name](), TAKES[name]()
     for wrong in numbered(3).rows, dict(state=1), None, 'abc', [numbered(3)]:
         with pytest.raises(
-            TypeError, match=f'^{name}: a block of rows; got {type(wrong).__name__}; expected Steps'
+            TypeError, match=f'^{name}: a block must be Steps; got {type(wrong).__name__}'
         ):
             take(wrong)
-    with pytest.raises(RuntimeError, match='expected one in main memory'):
+    with pytest.raises(RuntimeError, match='rows needs a block in RAM'):
         take(elsewhere(numbered(3)))
     assert same(seen(take), seen(twin)) and same(take(numbered(5)), twin(numbered(5)))

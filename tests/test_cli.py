@@ -276,5 +276,5 @@ def test_a_quantity_whose_default_is_whole_takes_a_fraction():
         and type(recipe('pong').settings['tau']) is float
     )
     for count in 'steps', 'bs', 'envs', 'seed':
-        with pytest.raises(SettingsError, match='expected a whole number'):
+        with pytest.raises(SettingsError, match='expected an integer'):
             recipe('cartpole', **{count: '1.5'})

@@ -59,8 +59,8 @@ def test_what_is_typed_wrong_is_named(tmp_path, capsys, monkeypatch):
     Path('empty').mkdir()
     Path('file').write_text('x')
     for line, said in {
-        'memory none': 'no row was ever added',
-        'memory empty': 'no row was ever added',
+        'memory none': 'has no replay buffer with rows',
+        'memory empty': 'has no replay buffer with rows',
         'memory file': 'file',
     }.items():
         assert main(line.split()) == 2 and said in capsys.readouterr().err, line
@@ -187,7 +187,7 @@ def test_other_rows_are_refused(tmp_path):
     one = start(recipe('cartpole', **SMALL, memory_path=str(tmp_path / 'm')), tmp_path / 'one')
     assert one.train(Stops(one, 200)) is None
     for name, changes, said in (
-        ('two', dict(max_sz=200), 'max_sz and spare'),
+        ('two', dict(max_sz=200), 'a different max_sz or spare'),
         ('three', dict(wrappers='Observe([0, 1])'), "other columns .*'state'"),
     ):
         other = recipe('cartpole', **{**SMALL, **changes}, memory_path=str(tmp_path / 'm'))
@@ -268,8 +268,8 @@ def test_shards_on_disk_fit_or_are_refused(tmp_path):
     small = dict(shards=2, max_sz=2_000, warmup=200, steps=3_000)
     start(recipe('cartpole', **small, memory_path=m), tmp_path / 'r')
     for changes, said in (
-        ({**small, 'shards': 3}, 'of another number; got 3; expected 2'),
-        ({**small, 'shards': 0}, 'is not a memory, and not empty'),
+        ({**small, 'shards': 3}, 'a different number; got 3; expected 2'),
+        ({**small, 'shards': 0}, 'contains files, but no memory'),
     ):
         with pytest.raises(FastrlError, match=said):
             start(recipe('cartpole', **changes, memory_path=m), tmp_path / 'other')

@@ -159,7 +159,7 @@ def test_a_state_that_does_not_fit_changes_nothing(other):
     saved = Items('abcdef').cycle(2).header(5)
     list(islice(saved, 4))
     before = list(other)
-    with pytest.raises(StateError, match='another stage'):
+    with pytest.raises(StateError, match='a different stage'):
         other.load_state_dict(saved.state_dict())
     assert list(other) == before
 
@@ -167,7 +167,7 @@ def test_a_state_that_does_not_fit_changes_nothing(other):
 @pytest.mark.parametrize('one, other', [(up, Joined()), (Joined(), up)])
 def test_a_function_with_a_state_is_not_one_without(one, other):
     saved = Items('abc').map(one).state_dict()
-    with pytest.raises(StateError, match='Map: the saved function is of another kind'):
+    with pytest.raises(StateError, match='Map: the saved function is of a different kind'):
         Items('abc').map(other).load_state_dict(saved)
 
 
@@ -227,7 +227,7 @@ def test_sources(source, items):
 
 @pytest.mark.parametrize('source', [5, lambda: [1], Items], ids=['int', 'function', 'class'])
 def test_what_has_no_items_is_no_source(source):
-    with pytest.raises(TypeError, match='expected a pipe or an iterable of Steps'):
+    with pytest.raises(TypeError, match='source must be a pipe or an iterable of Steps'):
         Pipe(source)
 
 
@@ -286,7 +286,7 @@ def test_a_stage_may_build_on_the_pass_of_its_base():
     one, two = iter(pipe), iter(pipe)
     next(one)
     next(two)
-    with pytest.raises(RuntimeError, match='^Louder: this iterator was invalidated'):
+    with pytest.raises(RuntimeError, match='^Louder: a second iterator over the same stage'):
         next(one)
     assert list(two) == ['B', 'C']
 

@@ -34,12 +34,12 @@ from ..parallel.ranks import Ranks
 
 # %% ../../nbs/app/commands.ipynb #900e7f22
 class Bar:
-    "A line of numbers now and then, and a progress bar if the output is a terminal"
+    "Display that prints a line of metrics now and then, and a progress bar in a terminal"
 
     def __init__(
         self,
         run: Run,
-        board=None,  # TensorBoard's writer, which gets the numbers too
+        board=None,  # TensorBoard's writer, which also gets the metrics; None: none
         file=None,  # None: standard error
     ):
         self.run = run
@@ -102,32 +102,32 @@ def _board(out):
 
 # %% ../../nbs/app/commands.ipynb #b982288c
 def _in_a_line(run):
-    "Return the run's directory, as it is typed after eval and --resume"
+    "Return the directory of a run as an argument of eval and --resume"
     return shlex.quote(str(run.out)) + ' --trust' * bool(outside(run.settings))
 
 # %% ../../nbs/app/commands.ipynb #a83f2407
 def _result(run, s):
     solved = f'solved at step {s["solved_at_step"]}'
     if s['solved'] is None:
-        solved = 'no return counts as solved here'
+        solved = 'this environment has no target return'
     elif s['solved_at_step'] is None:
         solved = f'never reached {s["solved"]:g}'
     text = _result_text(s['final_return'], s['final_std'], s.get('final_success'))
-    print(f'{run.title}: mean return of 20 episodes without exploring {text}, {solved}')
+    print(f'{run.title}: mean return of 20 episodes without exploration: {text}, {solved}')
     print(
         f'{s["env_steps"]:,} steps and {s["updates"]:,} updates in {s["wall_s"]:.1f} s: '
-        f'{s["steps_per_s"]:,.0f} steps a second'
+        f'{s["steps_per_s"]:,.0f} steps per second'
     )
     print(f'report:     {run.out / "report.html"}')
     typed = _in_a_line(run)
-    print(f'play again: fastrl-replay eval {typed}')
+    print(f'evaluate:   fastrl-replay eval {typed}')
     if s['best_return'] > s['final_return']:
         at = f'mean return {s["best_return"]:.5g} at step {s["best_at_step"]:,}'
         print(f'best model: {at}; fastrl-replay eval {typed} --best')
 
 # %% ../../nbs/app/commands.ipynb #e94665ab
 def train(args):
-    "Train a recipe, or continue a run; as one of several learners if torchrun has started it"
+    "Train a recipe, or continue a run; under torchrun, as one of several learners"
     with Ranks() as ranks:
         run = _run(args, ranks)
         again = f'{program(ranks.size)} train --resume {_in_a_line(run)}'
@@ -141,7 +141,7 @@ def train(args):
                 summary = run.train(display)
         except (Exception, KeyboardInterrupt):
             if run.saves > 1:
-                print(f'from its last checkpoint: {again}', file=sys.stderr)
+                print(f'to continue from the last checkpoint: {again}', file=sys.stderr)
             raise
         finally:
             display.close()
@@ -149,8 +149,9 @@ def train(args):
             _result(run, summary)
         elif ranks.leads:
             print(f'stopped at step {run.journal.steps:,} and saved')
-            print(f'go on:      {again}')
-    return 128 + run.stopped_by if run.stop else 0  # of a command that a signal has ended
+            print(f'continue: {again}')
+    # the exit status of a command that a signal has ended
+    return 128 + run.stopped_by if run.stop else 0
 
 
 def _run(args, ranks):
@@ -164,17 +165,17 @@ def _run(args, ranks):
         for what in 'recipe', 'out', 'settings':
             if getattr(args, what) is not None:
                 raise SettingsError(
-                    'train', f'{what} with --resume', remedy='leave one of them out'
+                    'train', f'{what} cannot be combined with --resume', remedy='remove one of them'
                 )
         return resume(args.resume, given, args.trust, ranks)
     if not args.recipe:
         raise SettingsError(
             'train',
-            'no recipe was named',
+            'the name of a recipe is missing',
             expected=f'one of {", ".join(recipes(args.settings))}, or --resume DIR',
         )
     new = recipe(args.recipe, args.settings, **given)
-    # torchrun begins its processes again when one of them has failed
+    # torchrun restarts its processes if one of them has failed
     again = os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') != '0'
     if again and args.out and (Path(args.out) / 'checkpoint.pt').exists():
         return resume(args.out, {**new.settings, 'ranks': ranks.size}, ranks=ranks)
@@ -191,19 +192,19 @@ def show_recipes(args):
 
 
 def play(args):
-    "Play episodes without exploring, with what a run has learned"
+    "Evaluate the policy of a run without exploration"
     agent, step = reopen(args.dir, args.best, args.device, args.trust)
     returns, won = play_episodes(agent, args.episodes, args.seed, args.record)
     title = run_title(read_config(args.dir)['recipe'], agent.settings)
-    print(f'{title}, {"the best model, of" if args.best else "after"} {step:,} steps')
+    print(f'{title}, {"best model, from" if args.best else "after"} {step:,} steps')
     text = _result_text(returns.mean(), returns.std(), None if won is None else won.mean())
-    print(f'mean return of {len(returns)} episodes without exploring: {text}')
+    print(f'mean return of {len(returns)} episodes without exploration: {text}')
     if args.record:
-        print(f'video of the first one, with a return of {returns[0]:.5g}: {args.record}')
+        print(f'video of the first episode (return {returns[0]:.5g}): {args.record}')
 
 # %% ../../nbs/app/commands.ipynb #5e37623d
 def look(args):
-    "Print what is in a memory on disk, including while another process writes it"
+    "Print the contents of a replay buffer on disk, even while another process writes it"
     memory = open_memory(args.dir)
     if args.html:
         print(f'page: {memory.page(args.html)}')
@@ -212,9 +213,9 @@ def look(args):
 
 # %% ../../nbs/app/commands.ipynb #f0c70022
 def watch(args):
-    "Show on a page how runs go and what memories hold, while they are written"
+    "Show runs and replay buffers on a web page while they are written"
     with Server(Watch(args.dirs), args.port) as server:
-        print(f'{server.url}\nfor this machine only; Ctrl-C ends it', flush=True)
+        print(f'{server.url}\non this machine only; press Ctrl-C to end', flush=True)
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
@@ -224,7 +225,7 @@ def watch(args):
 def _outcome(out):
     "Return the summary of a run that has ended, and its curve"
     number = (int, float)
-    read_config(out)  # an error if it is no run
+    read_config(out)  # raises if it is not a run
     try:
         s = read_json(
             out / 'summary.json',
@@ -235,9 +236,9 @@ def _outcome(out):
     except FileNotFoundError:
         raise SettingsError(
             'compare',
-            'this run has not ended: it has no summary.json',
+            'this run has not ended (no summary.json)',
             out,
-            remedy=f'fastrl-replay train --resume {out}',
+            remedy=f'finish it: fastrl-replay train --resume {out}',
         ) from None
     lines = read_metrics(out)
     x, y = column(lines, 'return_mean')
@@ -247,17 +248,17 @@ def _outcome(out):
 
 # %% ../../nbs/app/commands.ipynb #d7512f2c
 def compare(args):
-    "Draw the returns of finished runs in one plot, and print a table of their results"
+    "Plot the returns of finished runs, and print a table of their results"
     results = {path: [_outcome(Path(path))] for path in args.dirs}
     print(table(results))
     try:
         write_whole(Path(args.plot), curves(results))
     except ImportError:
-        print('no picture: matplotlib is not installed (pip install matplotlib)')
+        print('no plot: matplotlib is not installed (pip install matplotlib)')
     else:
         print(f'picture: {args.plot}')
 
 
 RUN = dict(
     train=train, recipes=show_recipes, eval=play, compare=compare, memory=look, watch=watch
-)  # by what is typed
+)  # by command

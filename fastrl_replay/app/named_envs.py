@@ -21,12 +21,12 @@ from ..memory.rows import STORES, Store
 
 # %% ../../nbs/app/named_envs.ipynb #744e83e5
 class Call(NamedTuple):
-    "A name with arguments, as a setting has it"
+    "Name with arguments, from a setting"
 
-    module: str  # where the name is found; None: among gymnasium's and ours
+    module: str  # the module of the name; None: gymnasium or this library
     name: str  # of an environment, a wrapper or a store
-    args: tuple  # arguments without a name
-    kwargs: dict  # arguments by name
+    args: tuple  # positional arguments
+    kwargs: dict  # keyword arguments
 
 
 _CALL = re.compile(r'\s*(?:([\w.]+):)?([\w./-]+)\s*(?:\(((?:[^()]|\([^()]*\))*)\))?\s*(?:,\s*|$)')
@@ -36,7 +36,7 @@ def read_calls(
     setting: str,  # name of the setting, for errors
     text: str,  # value of the setting
 ) -> list:  # of `Call`
-    "Read a comma separated list of names with literal arguments"
+    "Return the names with literal arguments in a comma-separated list"
     calls = []
     at = 0
     while at < len(text) and text != 'none':
@@ -50,7 +50,7 @@ def read_calls(
                 'recipe',
                 f'setting {setting!r}',
                 repr(text),
-                'names with arguments: TimeLimit(max_episode_steps=200), my_module:Scale(factor=2)',
+                'names, such as TimeLimit(max_episode_steps=200), my_module:Scale(factor=2)',
             ) from None
         calls.append(Call(found[1], found[2], args, kwargs))
         at = found.end()
@@ -67,7 +67,7 @@ def _literal(node):
 def reaches_outside(
     text: str,  # the setting `env`, `wrappers` or `train_wrappers`
 ) -> bool:
-    "Return whether a setting names a module, or has arguments that are texts or large numbers"
+    "Return True if a setting names a module, or has arguments that are texts or large numbers"
     room = 1e6  # wrappers multiply their sizes
     for call in read_calls('env', text):
         largest = 10_000 if call.name == 'TimeLimit' else 500
@@ -81,14 +81,14 @@ def reaches_outside(
                 return True
         # these multiply large observations
         room /= dict(FrameStackObservation=1000, atari=20).get(call.name, 1)
-        # whose states are a power of its number
+        # the number of states is a power of their argument
         if call.module or call.name == 'DiscretizeObservation':
             return True
     return room < 1
 
 # %% ../../nbs/app/named_envs.ipynb #896e90cd
 class Observe(gym.ObservationWrapper):
-    "An environment with a part of its observations"
+    "Wrapper that selects a part of the observations"
 
     def __init__(self, env, which):
         super().__init__(env)
@@ -102,20 +102,20 @@ class Observe(gym.ObservationWrapper):
         return obs[self.which]
 
 
-# ours; others are gymnasium's
+# names of this library; others are gymnasium's
 WRAPPERS = dict(atari=atari, EpisodicLife=EpisodicLife, Observe=Observe)
 
 
 @contextmanager
 def _making(setting, text):
-    "Let errors of the code that a setting names become errors of the setting"
+    "Turn errors of the code that a setting names into errors of the setting"
     try:
         yield
     except FastrlError:
         raise
     except Exception as e:
         said = ' '.join(f'{type(e).__name__}: {e}'.split())
-        raise SettingsError('recipe', f"setting {setting!r}: {text} can't be made", said) from e
+        raise SettingsError('recipe', f"setting {setting!r}: {text} cannot be made", said) from e
 
 
 def named_env(
@@ -137,7 +137,7 @@ def named_env(
 
 
 def _imported(module):
-    "Import a module that a setting names, also from the working directory, after all others"
+    "Import a module that a setting names, with the working directory as the last path"
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     importlib.invalidate_caches()  # a file may be new
@@ -172,8 +172,8 @@ def _wrapper(call):
 # %% ../../nbs/app/named_envs.ipynb #ae15dfb6
 def named_store(
     text: str,  # the setting `store`
-    path: str = None,  # of a directory for its rows; None: they are in main memory
-    spare: int = 0,  # rows that stay there beyond those that count
+    path: str = None,  # a directory for its rows; None: RAM
+    spare: int = 0,  # rows kept there in addition to those that count
 ) -> Store:
     "Make the store that a setting names"
     nearest('recipe', 'store', text.partition('(')[0], STORES)
@@ -184,8 +184,8 @@ def named_store(
 # %% ../../nbs/app/named_envs.ipynb #69aad01f
 def named_info(
     text: str,  # the setting `info`
-) -> dict:  # name → what stands in if it is missing; None: it must be there
-    "Read the entries of info that a setting names"
+) -> dict:  # name → default if it is missing; None: it is required
+    "Return the entries of info that a setting names"
     if text == 'none':
         return {}
     entries = {}
@@ -197,6 +197,6 @@ def named_info(
                 'recipe',
                 "setting 'info'",
                 repr(text),
-                'names, with a number, yes or no if one may be missing: action_mask, is_success=no',
+                'names, with a default if an entry may be missing: action_mask, is_success=no',
             )
     return entries

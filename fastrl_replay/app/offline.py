@@ -31,16 +31,16 @@ from ..stages.recorded import Episodes
 def open_memory(
     path,  # of a directory
 ) -> Timeline:  # open for reading
-    "The memory in a directory, whatever wrote it"
+    "Open the memory in a directory, whichever store wrote it"
     path = Path(path).absolute()
     meta = read_meta(path, 'memory')
     if meta is None:
         raise ArgumentError(
             'memory',
-            'no row was ever added to a memory there',
+            'this directory has no replay buffer with rows',
             path,
-            'the directory of a memory',
-            'name another directory, or wait until its first row is there',
+            None,
+            'use a different directory, or wait until its first row is added',
         )
     try:
         settings = dict(meta['store'])
@@ -48,7 +48,7 @@ def open_memory(
     except (FastrlError, LookupError, TypeError, ValueError) as e:
         raise StateError(
             'memory',
-            f'{path}/meta.json: store',
+            f'the store in {path}/meta.json is unknown',
             f'{type(e).__name__}: {e}',
             f'one of {", ".join(STORES)}, with its settings',
             'import the module of that store',
@@ -59,7 +59,8 @@ def open_memory(
 
 # %% ../../nbs/app/offline.ipynb #72a273a6
 def recorded_rows(
-    data,  # directory of a memory, .npz or .parquet of episodes, minari:NAME, Minari's data set
+    # directory of a memory, .npz or .parquet file of episodes, minari:NAME, or a Minari data set
+    data,
 ):  # a pipe of blocks
     "Return the rows that a setting names, in blocks"
     if is_minari(data):
@@ -70,16 +71,16 @@ def recorded_rows(
         return read_minari(data.removeprefix('minari:'), seeds=False)
     if path.is_dir():
         memory = open_memory(path)
-        parts = in_parts(*reversed(memory.span), 4096)  # it may be larger than main memory
+        parts = in_parts(*reversed(memory.span), 4096)  # it may be larger than RAM
         return Items(map(memory.take, parts), at_end='flush')
     if path.suffix.lower() in ('.npz', '.parquet') and path.is_file():
         return Episodes(path)
     raise SettingsError(
         'recipe',
-        "setting 'data': there is nothing of this name",
+        "setting 'data': not found",
         data,
-        'a directory with a memory, a file .npz or .parquet with episodes, or minari:NAME',
-        f'leave rows on disk: fastrl-replay train cartpole --memory {data}',
+        'a directory of a replay buffer, a .npz or .parquet file of episodes, or minari:NAME',
+        f'write rows to disk with fastrl-replay train cartpole --memory {data}',
     )
 
 # %% ../../nbs/app/offline.ipynb #d0f0a489
@@ -88,7 +89,7 @@ def check_recorded(
     observations,  # the space of an environment's observations
     actions,  # the space of its actions
 ):
-    "Raise where rows are not of such an environment"
+    "Raise if rows do not fit such an environment"
     want = step_dtype(observations, actions)
     for name in 'state', 'action':
         (a, x), (b, y) = ((d[name].base, d[name].shape) for d in (dtype, want))
@@ -96,43 +97,43 @@ def check_recorded(
         if x != y or not same:
             raise SettingsError(
                 'recipe',
-                f"setting 'data': column {name!r}",
+                f"setting 'data': column {name!r} does not fit the environment",
                 f'{a} {list(x)} in the recorded rows',
-                f'{b} {list(y)}, as the environment gives it',
-                'rows of the same environment, or another env',
+                f'{b} {list(y)} in the environment',
+                'use rows of the same environment, or a different env',
             )
 
 # %% ../../nbs/app/offline.ipynb #3a912ba4
 @stage('offline')
 class Offline(Journal):
-    "Fills a replay with recorded rows, from which it then draws; each batch counts as a step"
+    "Stage that fills a replay with recorded rows and samples them; each batch counts as a step"
 
     takes_any_item = True
 
     def __init__(
         self,
         source,  # a replay without a source
-        data,  # what `recorded_rows` reads
-        max_steps: float = float('inf'),  # batches in all
+        data,  # an argument of `recorded_rows`
+        max_steps: float = float('inf'),  # total number of batches
         spaces=None,  # (observation space, action space) that rows must fit; None: any rows
-        n_step: int = 1,  # rewards of a row
-        gamma: float = 1.0,  # how much a reward is worth one step later
-        last=(MASK, SUCCESS),  # columns taken from the last step, as in `NStep`
+        n_step: int = 1,  # number of rewards in a row
+        gamma: float = 1.0,  # discount factor γ per step
+        last=(MASK, SUCCESS),  # columns from the last step, as in `NStep`
     ):
         if not getattr(source, 'draws_batches', False) or getattr(source, 'has_source', True):
             raise ArgumentTypeError(
                 'Offline',
-                'its source',
+                'its source must be a replay without a source',
                 type(source).__name__,
-                'a replay without a source, such as ExperienceReplay(bs=64)',
+                'such as ExperienceReplay(bs=64)',
             )
         if not isinstance(data, (str, Path)) and not is_minari(data):
             raise ArgumentTypeError(
                 'Offline',
-                'data',
+                'data is not a data set',
                 type(data).__name__,
                 'a path, minari:NAME, or a data set of Minari',
-                'replay.add(block) for blocks of rows',
+                'add blocks of rows with replay.add(block)',
             )
         super().__init__(source, max_steps)
         self.data = data
@@ -153,13 +154,13 @@ class Offline(Journal):
                 return
 
     def fill(self):
-        "Let the memory have the recorded rows"
+        "Fill the memory with the recorded rows"
         memory = self.source.memory
         if len(memory):
             if (memory.place.meta or {}).get('filling'):
                 path = memory.place.path
                 raise StateError(
-                    'Offline', f'{path} was not filled to the end', remedy='remove the directory'
+                    'Offline', f'{path} was not filled completely', remedy='remove the directory'
                 )
             return
         blocks = recorded_rows(self.data)
@@ -174,14 +175,15 @@ class Offline(Journal):
                 if len(memory) + len(block) > memory.max_sz:
                     raise NoRoom(
                         'Offline',
-                        f'more rows in {self.data} than the memory has room for',
+                        f'{self.data} has more rows than the memory can hold',
                         f'max_sz={memory.max_sz:_}',
-                        remedy='a larger max_sz',
+                        remedy='use a larger max_sz',
                     )
                 self.source.add(block)
-        except BaseException:  # an error in the data, or Ctrl-C: none of it, or all
+        # after an error in the data or Ctrl-C, the memory has all rows or none
+        except BaseException:
             self.source.load_state_dict(before)
             raise
         memory.place.say(filling=False)
         if not len(memory):
-            raise SettingsError('recipe', "setting 'data': it has no rows", self.data)
+            raise SettingsError('recipe', "setting 'data': there are no rows", self.data)

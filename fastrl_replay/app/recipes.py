@@ -50,14 +50,14 @@ def make_env(
     return named_env(s['env'], s['wrappers'], s['train_wrappers'], **more)
 
 # %% ../../nbs/app/recipes.ipynb #612335ef
-# what `clip =` may be → what the stepper is told
+# value of the setting `clip` → argument of the stepper
 CLIPS = dict(rounding=None, all=True, none=False)
 
 
 def step_env(
     s: dict,  # settings
-    envs,  # as `GymStepper` takes them
-    policy,  # acts
+    envs,  # an argument for `GymStepper`
+    policy,  # the policy
     seed: int,  # of the environments
 ) -> GymStepper:
     "Make the stepper of a recipe"
@@ -86,9 +86,9 @@ def _seen_spaces(s, env):
 
 # %% ../../nbs/app/recipes.ipynb #1b624e60
 def of_rank(
-    s: dict,  # settings; `ranks` says how many there are
-) -> dict:  # of one of them
-    "Return what one of several learners has of a recipe"
+    s: dict,  # settings; `ranks` is the number of learners
+) -> dict:  # for one of them
+    "Return the settings of one of several learners"
     n = s['ranks']
     if n == 1:
         return s
@@ -97,7 +97,7 @@ def of_rank(
 
 # %% ../../nbs/app/recipes.ipynb #64365e60
 class Watched(Pipe):
-    "Tells a run when all that a journal's steps set off has been done"
+    "Stage that tells a run when the effects of a journal's steps are complete"
 
     takes_any_item = True
 
@@ -115,14 +115,14 @@ class Watched(Pipe):
 
 
 class Agent:
-    "A pipeline that learns, built from settings; iterate over `pipe` to train"
+    "Agent: a pipeline that learns, built from settings; iterate over `pipe` to train"
 
     def __init__(
         self,
         settings: dict,  # of a recipe
-        ranks=None,  # as `Ranks`, if several learn together; None: it talks to no other
-        spaces=None,  # of observations and actions, that the environment must have; None: any
-        run=None,  # is told when steps are done, by `between()`; asked for `stop`
+        ranks=None,  # a `Ranks`, if several learners train together; None: without communication
+        spaces=None,  # of observations and actions, which the environment must have; None: any
+        run=None,  # is told by `between()` when steps are done; has `stop`
     ):
         _check(settings)
         self.ranks = ranks or Ranks(alone=settings['ranks'])
@@ -132,14 +132,14 @@ class Agent:
             device = f'cuda:{self.ranks.local % torch.cuda.device_count()}'
         self.settings = {**settings, 'device': device}
         s = of_rank(self.settings)
-        # environments may draw from those of numpy and Python
+        # environments may use the generators of numpy and Python
         seed_generators(s['seed'], WorkerInfo(self.ranks.rank))
         torch.manual_seed(s['seed'])
         self.builder = LEARNERS[s['learner']]
         env = make_env(s)
         self.spaces = _seen_spaces(s, env)
         if spaces and spaces != self.spaces:
-            what = f'env: {s["env"]} is not that of the checkpoint'
+            what = f'env: the checkpoint has a different environment than {s["env"]}'
             raise SettingsError('recipe', what, f'{self.spaces}', f'{spaces}')
         self.agents = getattr(env, 'num_envs', 1)  # of each environment
         # the mean return that counts as solved; None: there is none
@@ -147,10 +147,10 @@ class Agent:
         if s['solved'] != 'threshold':
             self.solved = read_setting('recipe', 'solved', s['solved'], 0.0)
         self.model = self.builder.model(s, *self.spaces)
-        env.close()  # it was made to be looked at
+        env.close()  # it was made to read its spaces
         s = {**s, 'envs': s['envs'] * self.agents, 'info': named_info(s['info'])}
-        me = ref(self)  # no circle, or what is open on disk would stay so
-        # it counts what all ranks do
+        me = ref(self)  # not a cycle, or files would stay open
+        # it counts the steps of all ranks
         all_ranks = {**self.settings, 'envs': s['envs']}
         self.policy = self.builder.policy(self.model, all_ranks, lambda: len(me().journal.returns))
         source = [partial(make_env, s)] * self.settings['envs']
@@ -167,15 +167,15 @@ class Agent:
             self.memory.source = Watched(self.journal, self.run)
 
     def greedy(self):
-        "Return a policy that plays with the model, without exploring"
+        "Return a policy that uses the model without exploration"
         return self.builder.greedy(self.model, self.settings)
 
     def _batches(self, s):
-        "Lead from steps to batches"
+        "Return a pipe of batches from a pipe of steps"
         limits = self.settings['steps'], self.settings['episodes'] or INF
-        several = self.ranks.size > 1  # then rounds gather
+        several = self.ranks.size > 1  # for several learners, rounds gather
         actors = self.stepper
-        workers = s['workers'] // max(s['shards'], 1)  # with shards, those of one shard
+        workers = s['workers'] // max(s['shards'], 1)  # with shards, workers of one shard
         if workers:
             actors = _spread(actors, workers, s, 'process' if s['shards'] else s['engine'])
         self.journal = self._here = steps = Journal(actors, *limits)
@@ -191,7 +191,7 @@ class Agent:
             s['rounds'] = lambda steps: Rounds(steps, self.ranks, rows, *limits)
         elif s['train_every'] > s['envs']:
             steps = Gather(steps, s['train_every'])
-        if n := s['shards']:  # what one of them has
+        if n := s['shards']:  # its number
             s |= dict(
                 max_sz=-(-s['max_sz'] // n), steps=s['steps'] // n, warmup=-(-s['warmup'] // n)
             )
@@ -200,9 +200,9 @@ class Agent:
         if setting(s, 'memory_path') and (replay is None or replay.memory.store.folder is None):
             raise SettingsError(
                 'recipe',
-                "setting 'memory_path': the learner keeps rows in main memory",
+                "setting 'memory_path': this learner keeps rows in RAM only",
                 s['learner'],
-                remedy="a builder whose replay has store=s['store']",
+                remedy="use a builder whose replay has store=s['store']",
             )
         if s['shards']:
             self.shards = _spread(batches, s['shards'], s, s['engine'])
@@ -215,16 +215,16 @@ class Agent:
         return batches
 
     def _offline(self, s):
-        "Lead from recorded rows to batches; n-step rows are made when they are read"
+        "Return a pipe of batches from recorded rows; n-step rows are made when they are read"
         self.memory = self.builder.batches(None, self.model, {**s, 'n_step': 1})
-        last = MASK, SUCCESS, *s['info']  # as `row_batches` has them
+        last = MASK, SUCCESS, *s['info']  # as in `row_batches`
         self.journal = self._here = Offline(
             self.memory, s['data'], s['steps'], self.spaces, s['n_step'], s['gamma'], last
         )
         return Watched(self.journal, self.run)
 
     def counts(self) -> dict:  # plain data
-        "Return the policy's numbers, how full the memory is, ages of drawn rows, and of each shard"
+        "Return the policy's numbers, fill of the memory, ages of sampled rows, also for each shard"
         if setting(self.settings, 'data'):
             return dict(fill=self.memory.stats()['fill'])
         counts = self.policy.report() if hasattr(self.policy, 'report') else {}
@@ -243,17 +243,18 @@ class Agent:
         return dict(pipe=self.pipe.state_dict(), generators=generators())
 
     def load_state_dict(self, state: dict):
-        "Continue where another agent of the same settings was saved"
+        "Restore the state of an agent with the same settings"
         new = checked_generators('Agent', state['generators'])
         self.pipe.load_state_dict(state['pipe'])
         set_generators(new)
 
     @property
     def resumable(self) -> bool:
-        """Return whether it may be saved now.
+        """Return True if it may be saved now.
 
-        A single environment that can't be saved must be between two episodes; episodes of several
-        end early."""
+        A single environment that cannot be saved must be between two episodes; episodes of several
+        end early.
+        """
         several = self.settings['envs'] * self.agents > 1 or self.settings['workers']
         return bool(
             several or self.shards is not None or self._here.fresh or self.stepper.saves_exactly()
@@ -262,7 +263,8 @@ class Agent:
     def open_memory(self):
         """Open a memory on disk, or read recorded rows.
 
-        This comes before anything else, so that no other process writes the memory."""
+        This comes before anything else, so that no other process writes the memory.
+        """
         path = setting(self.settings, 'memory_path')
         if setting(self.settings, 'data'):
             self.journal.fill()
@@ -273,15 +275,15 @@ class Agent:
             if found not in (0, self.settings['shards']):
                 raise SettingsError(
                     'recipe',
-                    f"setting 'shards': the memory in {path} is of another number",
+                    f"setting 'shards': the memory in {path} has a different number",
                     self.settings['shards'],
                     found,
-                    'as many shards, or another directory',
+                    'use the same number of shards, or a different directory',
                 )
 
 # %% ../../nbs/app/recipes.ipynb #1bb8da2b
 INF = float('inf')
-RANGES = {  # setting → lowest and highest; the others are checked by what is built of them
+RANGES = {  # setting → lowest and highest value; other settings are checked by their users
     **dict.fromkeys(
         ('steps', 'train_every', 'n_step', 'eps_steps', 'eval_every', 'report_every', 'save_every'),
         (1, 2**63),
@@ -297,7 +299,7 @@ RANGES = {  # setting → lowest and highest; the others are checked by what is 
 
 
 def _check(s):
-    "Raise if settings don't go together, before anything begins"
+    "Raise if settings are inconsistent, before anything begins"
     nearest('recipe', 'learner', s['learner'], LEARNERS)
     builder = LEARNERS[s['learner']]
     nearest('recipe', 'memory', s['memory'], builder.memories)
@@ -309,20 +311,23 @@ def _check(s):
     data = setting(s, 'data')
     norms = dict(normalise_states=False, normalise_rewards=False)
     if s['memory'] == 'none':
-        nothing = 'with memory = none, which keeps nothing'
+        nothing = 'with memory = none, which stores nothing'
         _only(s, nothing, memory_path='none', shards=0, data='none')
     if 'uniform' not in builder.memories:
         _only(s, f'with learner = {s["learner"]}', data='none')
     if data:
         _only(s, 'with recorded rows', memory_path='none', workers=0, shards=0)
     if data or s['shards']:
-        # steps must pass through the process that learns
+        # steps must pass through the learner's process
         _only(s, 'with recorded rows or shards', **norms)
     if s['shards']:
         _divides(s, 'workers', s['shards'], 'shards')
     if s['eps_factor']:
         _only(
-            s, 'with eps_factor: workers do not know how many episodes ended', workers=0, shards=0
+            s,
+            'with eps_factor, because workers do not know how many episodes ended',
+            workers=0,
+            shards=0,
         )
     if s['ranks'] > 1:
         where = f'with {s["ranks"]} learners (--nproc-per-node)'
@@ -337,21 +342,23 @@ def _check(s):
             "setting 'steps'",
             setting_text(s['steps']),
             f'more than the warmup of {setting_text(s["warmup"])}',
-            '--set warmup=…',
+            'use a smaller --set warmup=…',
         )
 
 
 def _only(s, where, **allowed):
-    "Raise if settings are not the only ones that are possible here"
+    "Raise if settings differ from the only values that are possible here"
     for key, value in allowed.items():
         if s[key] != value:
             text = setting_text(value)
             what = f'setting {key!r} {where}'
-            raise SettingsError('recipe', what, setting_text(s[key]), text, f'--set {key}={text}')
+            raise SettingsError(
+                'recipe', what, setting_text(s[key]), text, f'use --set {key}={text}'
+            )
 
 
 def _divides(s, key, n, parts):
-    "Raise if a number can't be divided among `n` parts"
+    "Raise if a number cannot be divided among `n` parts"
     if s[key] % n:
         remedy = f'--set {key}={-(-s[key] // n) * n}'
         expected = f'a multiple of the {n} {parts}'
@@ -365,9 +372,9 @@ def _spread(stage, n, s, engine):
 # %% ../../nbs/app/recipes.ipynb #58036b9a
 def check_saved(
     name: str,  # of the recipe
-    settings: dict,  # as they were saved
+    settings: dict,  # saved settings
 ) -> dict:  # settings
-    "Return saved settings; raise if they lack one that recipes have, or have another kind of value"
+    "Return saved settings; raise if one is missing or has a wrong type"
     read = dict(settings)
     for key, old in recipes()['cartpole'].settings.items():
         if key not in settings:
@@ -377,12 +384,12 @@ def check_saved(
 
 # %% ../../nbs/app/recipes.ipynb #751933ea
 def play_episodes(
-    agent: Agent,  # whose model plays
-    episodes: int = 20,  # how many, each in another environment, or of another agent
+    agent: Agent,  # the agent whose model is used
+    episodes: int = 20,  # number of episodes, each in its own environment or of its own agent
     seed: int = None,  # of the environments; None: that of the run's evaluations
-    record=None,  # a file .mp4 for a video of the first episode
-) -> tuple:  # their returns, and whether they were successes; None: the environment doesn't say
-    "Play episodes without exploring"
+    record=None,  # path of an .mp4 file for a video of the first episode; None: no video
+) -> tuple:  # returns, and successes, or None if the environment does not report them
+    "Evaluate a model without exploration"
     s = agent.settings | dict(train_wrappers='none')
     if seed is None:
         seed = 1_000_003 * (s['seed'] + 1)

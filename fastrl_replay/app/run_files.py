@@ -14,7 +14,7 @@ from ..learning.settings import SettingsError, file_text
 def read_metrics(
     out,  # a run's directory
 ) -> list:  # of dicts
-    "Return the lines of metrics.jsonl, without one that was being written when the run was killed"
+    "Return the lines of metrics.jsonl, without one that a kill has left incomplete"
     lines = []
     path = Path(out) / 'metrics.jsonl'
     if not os.path.lexists(path):
@@ -29,29 +29,31 @@ def read_metrics(
         if not isinstance(line, dict) or type(line.get('env_steps')) is not int:
             raise SettingsError(
                 'run',
-                f'{path}, line {i}, is no line of metrics',
+                f'{path}: line {i} is not a line of metrics',
                 text[:60],
-                'an object with env_steps, a whole number',
+                'an object with env_steps, an integer',
             )
         lines.append(line)
     names = {name for line in lines for name in line}
     if len(names) > 1000:
-        raise SettingsError('run', f'{path}: names of metrics', len(names), 'at most 1,000')
+        raise SettingsError(
+            'run', f'{path} has too many names of metrics', len(names), 'at most 1,000'
+        )
     return lines
 
 # %% ../../nbs/app/run_files.ipynb #ec78de59
 def read_json(
     path,  # of a file
-    fields: dict,  # that it must have: name → type, or several
+    fields: dict,  # required entries: name → type, or several types
 ) -> dict:
     "Read an object from a file of JSON"
     text = file_text(path)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as e:
-        raise SettingsError('run', f"{path} can't be read", e) from None
+        raise SettingsError('run', f"{path} cannot be read", e) from None
     if not isinstance(found, dict) or not all(isinstance(found.get(k), fields[k]) for k in fields):
-        what = f'{path} belongs to no run'
+        what = f'{path} does not belong to a run'
         raise SettingsError('run', what, text[:60], f'an object with {", ".join(fields)}')
     return found
 
@@ -59,20 +61,20 @@ def read_json(
 def read_config(
     out,  # a run's directory
 ) -> dict:  # recipe, settings, versions
-    "Return what a run was asked for"
+    "Return the config of a run"
     try:
         return read_json(Path(out) / 'config.json', dict(recipe=str, settings=dict))
     except (FileNotFoundError, NotADirectoryError):
         raise SettingsError(
-            'run', 'this is not the directory of a run: it has no config.json', out
+            'run', 'this is not the directory of a run (no config.json)', out
         ) from None
 
 # %% ../../nbs/app/run_files.ipynb #254d11e0
 def run_title(
     recipe: str,  # name of the recipe
-    settings: dict,  # of the run, perhaps those of somebody else
+    settings: dict,  # of the run, perhaps an untrusted one
 ) -> str:
-    "Return the name of a run in lines and pictures: recipe, environment, wrappers and seed"
+    "Return the title of a run for lines and plots: recipe, environment, wrappers and seed"
     title = f'{recipe} on {settings.get("env", "?")}'
     for key in 'wrappers', 'train_wrappers':
         if settings.get(key, 'none') != 'none':

@@ -54,18 +54,18 @@ _OURS = (
 def lock_dir(
     out,  # a run's directory
 ):
-    "While this lasts, no other process can be at work in the directory"
+    "Prevent all other processes from using the directory"
     if os.name != 'posix':
         yield
-        return  # directories can't be opened
+        return  # directories cannot be opened
     directory = os.open(out, os.O_RDONLY)
     try:
         if lock_file(directory, out) is False:
             raise SettingsError(
                 'run',
-                'another process uses this directory',
+                'a different process uses this directory',
                 out,
-                remedy='wait until it has ended, or stop it',
+                remedy='wait until it ends, or stop it',
             )
         yield
     finally:
@@ -73,18 +73,18 @@ def lock_dir(
 
 # %% ../../nbs/app/runs.ipynb #497d51b0
 class Run(Saves):
-    "An agent that learns, in a directory"
+    "Run: an agent that learns, with its directory"
 
-    # what a checkpoint holds beside the agent; sums may be NaN, as an environment may give it
+    # saved beside the agent; sums may be NaN, as an environment can return it
     saved = dict(saves=integer(), sums=dict_of(row(float, integer())), ended=integer(), wall=float)
 
     def __init__(
         self,
-        out,  # the directory
+        out,  # output directory
         name: str,  # of the recipe
         settings: dict,  # of the recipe, with all changes
-        ranks=None,  # as `Ranks`, if several learn together
-        spaces=None,  # of a checkpoint's observations and actions; None: the environment's
+        ranks=None,  # a `Ranks`, if several learners train together
+        spaces=None,  # of the observations and actions of a checkpoint; None: the environment's
     ):
         self.out = Path(out)
         self.name = name
@@ -93,17 +93,17 @@ class Run(Saves):
         self.agent = Agent(settings, ranks, spaces, run=proxy(self))
         self.journal = self.agent.journal
         self.ranks = self.agent.ranks
-        self.leads = self.ranks.leads  # does this one write what happens?
-        self.show = Silent()  # a display, while it trains
-        self.sums = {}  # of the records since the last report, by name: sum, how many
+        self.leads = self.ranks.leads  # True if this rank writes files and prints
+        self.show = Silent()  # a display during training
+        self.sums = {}  # of the records since the last report, by name: sum and count
         self.ended = 0  # episodes at the last report
         self.wall = 0.0  # seconds until the last checkpoint
         self.saves = 0  # checkpoints so far
-        # a stop was asked for, by a signal; a checkpoint is due
+        # a signal asked for a stop; a checkpoint is due
         self.stop = False
         self.stopped_by = signal.SIGINT
         self.unsaved = False
-        # what is open and the lock, from `start` or `resume` to the end of `train`
+        # open resources and the lock, from `start` or `resume` to the end of `train`
         self.held = ExitStack()
 
     def train(self, show=None) -> dict:  # the summary; None if it was stopped before its end
@@ -126,7 +126,7 @@ class Run(Saves):
             return self._finish()
 
     def between(self):
-        "Do what is due when all that the last steps set off has been done"
+        "Report, evaluate, save or stop if due, when the effects of the last steps are complete"
         self.show.tick(self.journal.steps - self.seen)
         if self.leads and self._due('report'):
             self.report()
@@ -149,7 +149,7 @@ class Run(Saves):
         return self.journal.steps // every > self.seen // every
 
     def _so_far(self):
-        "Return the counts and the times of a line of metrics and of the summary"
+        "Return the counts and times for a line of metrics and for the summary"
         wall = perf_counter() - self.began
         steps = self.journal.steps
         return dict(
@@ -182,7 +182,7 @@ class Run(Saves):
         return column(read_metrics(self.out), 'eval_return')
 
     def evaluate(self, episodes: int) -> tuple:  # a line of metrics, and the returns
-        "Play without exploring; write best.pt if it was better than all before"
+        "Evaluate without exploration; write best.pt if the result is the best so far"
         with as_worker(None):
             returns, won = play_episodes(self.agent, episodes)
         line = dict(
@@ -217,19 +217,19 @@ class Run(Saves):
 
     def load(
         self,
-        state: dict,  # what checkpoint.pt holds
+        state: dict,  # the content of checkpoint.pt
     ):
-        "Continue from a checkpoint"
+        "Restore a checkpoint"
         try:
             self.load_state_dict(state['run'])
             agent = state['agent'] if self.leads else load_checkpoint(self._part())
             self.agent.load_state_dict(agent)
-        except Exception as e:  # somebody else may have written it
-            what = f"{self.out / 'checkpoint.pt'} doesn't fit the run's config.json"
+        except Exception as e:  # others may have written it
+            what = f"{self.out / 'checkpoint.pt'} does not fit the run's config.json"
             raise SettingsError('run', what, f'{type(e).__name__}: {e}') from e
 
     def _part(self):
-        "Return the file of this rank; the one before is complete until all are written"
+        "Return the file of this rank; the previous one is complete until all are written"
         return self.out / f'rank-{self.ranks.rank}-{self.saves % 2}.pt'
 
     def _finish(self) -> dict:
@@ -276,24 +276,24 @@ class Run(Saves):
 
 # %% ../../nbs/app/runs.ipynb #997fefcd
 class _Stopped(Exception):
-    "It was asked to stop, and has been saved"
+    "Signal that the run was asked to stop, and was saved"
 
 # %% ../../nbs/app/runs.ipynb #dc3837bc
 class Silent:
-    "Shows nothing; the methods that any display has"
+    "Display that shows nothing, and has the methods of any display"
 
     def tick(self, rows):
-        "`rows` more steps were made"
+        "Count `rows` more steps"
 
     def report(self, line: dict):
-        "A line of metrics was written"
+        "Receive a line of metrics"
 
     def close(self):
-        "The run has ended"
+        "Receive the end of the run"
 
 # %% ../../nbs/app/runs.ipynb #8837cbc1
 def _new_dir(recipe):
-    "Return a directory in runs/ that is not there yet"
+    "Return a new directory in runs/"
     name = f'{recipe.name}-seed{recipe.settings["seed"]}'
     found = Path('runs') / name
     i = 1
@@ -304,9 +304,9 @@ def _new_dir(recipe):
 
 # %% ../../nbs/app/runs.ipynb #8758303b
 def start(
-    recipe,  # a Recipe
-    out=None,  # the directory; None: a new one in runs/
-    ranks=None,  # as `Ranks`, if several learn together
+    recipe,  # a `Recipe`
+    out=None,  # output directory; None: a new one in runs/
+    ranks=None,  # a `Ranks`, if several learners train together
 ) -> Run:
     "Return a new run"
     ranks = ranks or Ranks(alone=1)
@@ -314,7 +314,7 @@ def start(
     out = Path(out or _new_dir(recipe))
     memory = setting(s, 'memory_path')
     if memory and Path(memory).resolve() == out.resolve():
-        raise SettingsError('run', 'out and memory_path are the same directory', out)
+        raise SettingsError('run', 'out and memory_path must be different directories', out)
     if ranks.leads and out.exists():
         _check_empty(out)
     run = Run(out, recipe.name, s, ranks)
@@ -324,7 +324,7 @@ def start(
         if ranks.leads:
             out.mkdir(parents=True, exist_ok=True)
             held.enter_context(lock_dir(out))
-            # again: it took time to open environments, and another process may have begun a run
+            # again, because another process may have begun a run while environments were opened
             _check_empty(out, memory)
             config = dict(
                 recipe=run.name,
@@ -347,11 +347,11 @@ def start(
 
 # %% ../../nbs/app/runs.ipynb #5c7252fa
 def _check_empty(out, memory=None):
-    "Raise if a directory has files, other than those of this memory"
+    "Raise if a directory has files, except those of this memory"
     memory = Path(memory or out).absolute()
     found = sorted(p.name for p in out.iterdir() if not memory.is_relative_to(p.absolute()))
     if found:
-        remedy = f'another --out, or for a run --resume {out}'
+        remedy = f'use a different --out, or --resume {out} for a run'
         raise SettingsError('run', f'{out} is not empty', ', '.join(found[:5]), remedy=remedy)
 
 # %% ../../nbs/app/runs.ipynb #718892a8
@@ -360,11 +360,12 @@ ALONE = dict(memory_path='none', workers=0, shards=0, engine='process', ranks=1)
 
 def reopen(
     out,  # the directory of a run
-    best: bool = False,  # the model of the best evaluation? False: of the last checkpoint
-    device: str = None,  # where the network is; None: as it was
-    trust: bool = False,  # do all of its settings count? False: only those that stay within the run
+    best: bool = False,  # True: the model of the best evaluation; False: of the last checkpoint
+    device: str = None,  # device of the network; None: as it was
+    # True: allow all of its settings; False: only those that stay within the run
+    trust: bool = False,
 ) -> tuple:  # an `Agent`, and the step of its model
-    "Return an agent with the model that a run has saved, to be looked at"
+    "Load an agent with the saved model of a run, read-only"
     path = Path(out) / ('best.pt' if best else 'checkpoint.pt')
     with _config_errors(out):
         config = read_config(out)
@@ -411,15 +412,16 @@ def _check_within(s, again):
             'its settings reach outside of the run',
             typed,
             'no modules, no paths, no clusters, and no large numbers',
-            f'check them, then --trust, or repeat them with train: --set {typed}',
+            f'check them, then use --trust, or repeat them: train --set {typed}',
         )
 
 # %% ../../nbs/app/runs.ipynb #68546df1
 def resume(
     out,  # the directory of a run
-    given: dict = {},  # settings, again; of these steps, device and memory_path may differ
-    trust: bool = False,  # do all of its settings count? False: only those that stay within the run
-    ranks=None,  # as `Ranks`, if several learn together
+    given: dict = {},  # settings, repeated; only steps, device and memory_path may differ
+    # True: allow all of its settings; False: only those that stay within the run
+    trust: bool = False,
+    ranks=None,  # a `Ranks`, if several learners train together
 ) -> Run:
     "Return a run that continues from its last checkpoint"
     ranks = ranks or Ranks(alone=1)
@@ -435,17 +437,17 @@ def resume(
             if s['ranks'] != ranks.size:  # rows and environments stay with their rank
                 raise SettingsError(
                     'run',
-                    'it was begun with another number of learners',
+                    'it was started with a different number of learners',
                     ranks.size,
                     s['ranks'],
-                    f'{program(s["ranks"])} train --resume {out}',
+                    f'use {program(s["ranks"])} train --resume {out}',
                 )
             state = load_checkpoint(path)
             run = Run(out, config['recipe'], s, ranks, check_model(path, s, policy_in(state, path)))
         run.load(state)
         held.callback(run.agent.pipe.close)
         run.agent.open_memory()
-        run.agent.pipe.open()  # other environments than the saved ones are refused here
+        run.agent.pipe.open()  # raises if environments differ from the saved ones
         if ranks.leads:
             _tidy(run, config)
         run.held = held.pop_all()
@@ -453,25 +455,25 @@ def resume(
 
 
 def program(
-    ranks: int,  # learners
+    ranks: int,  # number of learners
 ) -> str:
-    "Return what is typed before a command"
+    "Return the program before a command, such as `fastrl-replay`"
     if ranks == 1:
         return 'fastrl-replay'
     return f'torchrun --nproc-per-node {ranks} -m fastrl_replay'
 
 
 def _again(s, given):
-    "Return a run's settings with those that were given again; raise if one of these can't change"
+    "Return a run's settings with repeated ones; raise if one of these cannot change"
     new = Recipe('--resume', '', s, {}).with_changes('--resume', given).settings
     for key in given:
         fixed = key not in ('steps', 'device', 'memory_path') or s[key] == 'none'
         if fixed and new[key] != s[key]:
             raise SettingsError(
                 'train',
-                f'{key} = {setting_text(new[key])} with --resume',
+                f'{key} = {setting_text(new[key])} cannot be changed with --resume',
                 expected=setting_text(s[key]),
-                remedy='only steps and device can be changed, and where its memory on disk is now',
+                remedy='change only steps, device, and the path of a memory on disk',
             )
     return new
 
@@ -486,9 +488,9 @@ def _tidy(run, config):
             'run',
             f'{out} has ended',
             f'{j.steps:_} steps and {len(j.returns):_} episodes',
-            remedy='more --steps' if j.steps >= j.max_steps else None,
+            remedy='use more --steps' if j.steps >= j.max_steps else None,
         )
-    # if they can't be read, nothing has been changed; the last report of a run is made again
+    # an error leaves all unchanged; the last report of a run is made again
     stay = [m for m in read_metrics(out) if m['env_steps'] < j.steps + (not j.over)]
     write_whole(out / 'config.json', json.dumps({**config, 'settings': run.settings}, indent=2))
     write_whole(out / 'metrics.jsonl', ''.join(json.dumps(m) + '\n' for m in stay))
@@ -498,9 +500,9 @@ def _tidy(run, config):
 # %% ../../nbs/app/runs.ipynb #3c6ff62c
 @contextmanager
 def interruptible(
-    run: Run,  # that will stop
+    run: Run,  # the run to stop
 ):
-    "While this lasts, Ctrl-C and SIGTERM stop `run` after it has saved a checkpoint"
+    "Let Ctrl-C and SIGTERM stop `run` after a checkpoint"
     if threading.current_thread() is not threading.main_thread():  # as in a notebook
         yield
         return
@@ -512,8 +514,8 @@ def interruptible(
             raise KeyboardInterrupt
         run.stop = True
         run.stopped_by = number
-        with suppress(OSError):  # the terminal may be gone; print isn't safe here
-            os.write(2, b'\nstopping and saving; Ctrl-C again breaks off at once\n')
+        with suppress(OSError):  # the terminal may be gone; print is not safe here
+            os.write(2, b'\nstopping and saving; press Ctrl-C again to stop at once\n')
 
     before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
     try:

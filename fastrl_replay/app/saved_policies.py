@@ -34,19 +34,19 @@ def write_checkpoint(
 
 # %% ../../nbs/app/saved_policies.ipynb #0ed61a59
 def _check_sum(file, end):
-    "Raise if the bytes of a file don't match the checksum at its end"
+    "Raise if the bytes of a file do not match the checksum at its end"
     digest = hashlib.sha256()
     file.seek(0)
     while part := file.read(min(2**20, end - file.tell())):
         digest.update(part)
     if file.read() != digest.digest():
-        raise ValueError('it was cut or changed: its checksum differs')
+        raise ValueError('the file was cut or changed (its checksum differs)')
 
 # %% ../../nbs/app/saved_policies.ipynb #920fed7b
 def load_checkpoint(
     path,  # of checkpoint.pt
 ) -> dict:  # numbers, texts and tensors
-    "Read a checkpoint; nothing in the file is executed"
+    "Read a checkpoint without executing code"
     try:
         with open_plain(path) as file:
             end = file.seek(-32, os.SEEK_END)
@@ -56,14 +56,14 @@ def load_checkpoint(
             _check_sum(file, end)
             return state
     except FileNotFoundError:
-        remedy = 'start the run again; best.pt is written by the first evaluation'
-        raise SettingsError('run', 'no checkpoint', path, remedy=remedy) from None
+        remedy = 'start the run again; its first evaluation writes best.pt'
+        raise SettingsError('run', 'there is no checkpoint', path, remedy=remedy) from None
     except Exception as e:
         said = ' '.join(str(e).split())[:200]
-        raise SettingsError('run', f"{path} can't be read as a checkpoint", said) from e
+        raise SettingsError('run', f"{path} cannot be read as a checkpoint", said) from e
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e011
-_SPACES = dict(  # kind → what it is made of
+_SPACES = dict(  # kind → its arguments
     Box=('low', 'high'),
     Discrete=('n', 'start'),
     MultiDiscrete=('nvec', 'start'),
@@ -74,7 +74,7 @@ _SPACES = dict(  # kind → what it is made of
 def space_state(
     space: spaces.Space,  # of observations or actions
 ) -> dict:  # plain data and tensors
-    "Return what a space is, for a file"
+    "Return a description of a space for a file"
     parts = fields_of(space)
     if parts is not None:
         return dict(parts={k: space_state(s) for k, s in parts.items()})
@@ -84,14 +84,14 @@ def space_state(
             return dict(state, kind=kind)
     raise SettingsError(
         'policy',
-        'a space that has no form in a file',
+        'this space cannot be saved',
         type(space).__name__,
         'Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or a Tuple of them',
     )
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e012
 def space_of(
-    state: dict,  # of `space_state`
+    state: dict,  # a result of `space_state`
 ) -> spaces.Space:
     "Return the space that was saved"
     if 'parts' in state:
@@ -111,7 +111,7 @@ def space_of(
 def policy_state(
     agent,  # an `Agent`
 ) -> dict:  # plain data and tensors
-    "Return what a policy needs to play without the agent"
+    "Return what a policy needs to act without the agent"
     model = {k: v.cpu() for k, v in saved_part(agent.model).items()}
     observation, action = map(space_state, agent.spaces)
     return dict(
@@ -125,19 +125,21 @@ def policy_state(
 
 def check_model(
     path,  # of the file, for errors
-    settings: dict,  # of which the model is built
-    policy: dict,  # as `policy_state` gave it
+    settings: dict,  # settings of the model
+    policy: dict,  # a result of `policy_state`
 ) -> tuple:  # its spaces
-    "Raise if the model of these settings is not that of the tensors, before it takes any memory"
-    nearest('run', 'learner (of a module that is not imported?)', settings['learner'], LEARNERS)
+    "Raise if the model of these settings does not fit the tensors, before it takes any memory"
+    nearest('run', 'learner (import its module, if it is yours)', settings['learner'], LEARNERS)
     try:
         spaces = space_of(policy['observation_space']), space_of(policy['action_space'])
         builder = LEARNERS[settings['learner']]
         with torch.device('meta'), torch.random.fork_rng(devices=[]):
             model = builder.model({**settings, 'device': 'meta'}, *spaces)
         check_same_shapes('run', policy['model'], bare_names(model.state_dict()))
-    except Exception as e:  # somebody else may have written it
-        raise SettingsError('run', f'{path} has another model', f'{type(e).__name__}: {e}') from e
+    except Exception as e:  # others may have written it
+        raise SettingsError(
+            'run', f'{path} has a different model', f'{type(e).__name__}: {e}'
+        ) from e
     return spaces
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e017
@@ -147,9 +149,9 @@ _POLICY = dict.fromkeys(
 
 
 def policy_in(
-    state,  # what `load_checkpoint` gave
+    state,  # a result of `load_checkpoint`
     path,  # of the file, for errors
-) -> dict:  # as `policy_state` gave it
+) -> dict:  # a result of `policy_state`
     "Return the policy in a checkpoint"
     if isinstance(state, dict) and 'policy' in state:
         state = state['policy']
@@ -158,10 +160,10 @@ def policy_in(
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e018
 def load_policy(
     path,  # a run's directory, or a best.pt or checkpoint.pt
-    best: bool = True,  # of its best evaluation, or of its last checkpoint?
-    device: str = 'cpu',  # where its network is
-):  # states → actions, without exploring; with a memory: states, hidden → actions, hidden
-    "Return a policy that a run has learned; no code in the file runs, and no environment is made"
+    best: bool = True,  # True: of its best evaluation; False: of its last checkpoint
+    device: str = 'cpu',  # device of its network
+):  # a function states → actions, without exploration; recurrent: states, hidden → actions, hidden
+    "Load the policy of a run, without executing code of the file or making an environment"
     file = Path(path).resolve()  # the user's own file, which may be a link
     if file.is_dir():
         file = Path(path) / ('best.pt' if best else 'checkpoint.pt')

@@ -21,18 +21,18 @@ from ..steps.files import json_in
 def state_of(
     out,  # a run's directory
     lines: list,  # metrics
-    summary: dict,  # summary.json; {}: it is not there
-    now: float,  # seconds, as `time.time` gives them
-) -> tuple:  # one of ended, running, silent; a sentence
-    "Return whether a run goes on"
+    summary: dict,  # summary.json; {}: there is none
+    now: float,  # seconds, as `time.time` returns them
+) -> tuple:  # 'ended', 'running' or 'silent'; a sentence
+    "Return the state of a run"
     if summary:
         return 'ended', f'{summary.get("env_steps")} steps in {summary.get("wall_s")} s'
     newest = out / ('metrics.jsonl' if lines else 'config.json')
     age = now - newest.stat().st_mtime
-    step = f'step {lines[-1]["env_steps"]:,}' if lines else 'no metrics so far'
+    step = f'step {lines[-1]["env_steps"]:,}' if lines else 'no metrics yet'
     if age < 600:
         return 'running', f'{step}, {age:.0f} s ago'
-    resume = f'if it was stopped: fastrl-replay train --resume {out}'
+    resume = f'if it was stopped, continue with fastrl-replay train --resume {out}'
     return 'silent', f'{step}; no new line for {age:.0f} s; {resume}'
 
 # %% ../../nbs/app/watching.ipynb #db42263e
@@ -41,7 +41,7 @@ ROOM = 300_000  # characters of JSON for each memory
 
 def watched_run(
     path: Path,  # a run's directory
-    episodes: dict = None,  # `ends`, `returns` and `successes`; None: not known
+    episodes: dict = None,  # `ends`, `returns` and `successes`; None: unknown
 ) -> dict:
     "Return a sample of a run"
     config = read_config(path)
@@ -57,15 +57,15 @@ def watched_run(
 def is_run(
     path: Path,  # a directory
 ) -> bool:
-    "Return whether a run is in a directory"
+    "Return True if a directory contains a run"
     return (path / 'config.json').exists()
 
 # %% ../../nbs/app/watching.ipynb #dfa89741
 class Watch:
-    "A page about runs and memories, and its data"
+    "Page about runs and memories, and its data"
 
     def __init__(
-        self,
+        self,  # directories of runs and memories; runs are shown first
         paths: list,  # of directories with runs and memories; runs are shown first
     ):
         self.watched = sorted(map(Path, paths), key=is_run, reverse=True)
@@ -73,17 +73,17 @@ class Watch:
             if not is_run(path) and not (path / 'meta.json').exists():
                 raise SettingsError(
                     'watch',
-                    'neither a run nor a memory',
+                    'this is not a directory of a run or a replay buffer',
                     path,
                     'a directory with config.json or meta.json',
-                    'the directory that train --out or train --memory names',
+                    'pass the directory of train --out or train --memory',
                 )
 
     def __call__(
         self,
-        name: str,  # as a request has it
+        name: str,  # from the request
     ) -> tuple:  # content type, and bytes; None: there is no such page
-        "Answer a request"
+        "Return the answer to a request"
         if not re.fullmatch(r'|data/[0-9]{1,10}', name):
             return None
         parts = [self._sample(path) for path in self.watched]
@@ -101,6 +101,6 @@ class Watch:
             if is_run(path):
                 return watched_run(path)
             return memory_sample(open_memory(path), ROOM, str(path))
-        except Exception as e:  # files of somebody else may hold anything
+        except Exception as e:  # files of others may contain anything
             said = f'cannot be shown: {type(e).__name__}: {e}'
             return run_sample(str(path), str(path), {}, [], state='unreadable', said=said)

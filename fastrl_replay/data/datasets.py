@@ -38,7 +38,7 @@ def _minari(who):
 
 
 def _ordered(x, space):
-    "Nested arrays in the order of their space, with its dtypes"
+    "Return nested arrays in the order of their space, with its dtypes"
     parts = fields_of(space)
     if parts is None:
         return np.asarray(x, space.dtype)
@@ -47,7 +47,7 @@ def _ordered(x, space):
 
 
 class _Recordings:
-    "The episodes of a data set, as arrays by name"
+    "Episodes of a data set, as arrays by name"
 
     def __init__(self, dataset, infos):
         self.dataset = dataset
@@ -73,58 +73,59 @@ class _Recordings:
             )
 
     def _info(self, e, name):
-        "An entry of info after each step; that of the reset is left out"
+        "Return an entry of info after each step, without that of the reset"
         found = (e.infos or {}).get(name)
         if found is None:
             raise BlockError(
                 'read_minari',
-                f'episode {e.id}, infos',
+                f'episode {e.id} has no such entry in infos',
                 ', '.join(e.infos or ()) or 'none',
                 name,
-                'names of what the collector recorded (record_infos=True)',
+                'name only entries that the collector recorded (record_infos=True)',
             )
         return found[len(found) - len(e) :]
 
 # %% ../../nbs/data/datasets.ipynb #334af1bc
 def is_minari(x) -> bool:  # True also for an object with the same methods
-    "Is this a data set of Minari?"
+    "Return True if this is a data set of Minari"
     return hasattr(x, 'iterate_episodes')
 
 
 def _named(name, infos):
-    "The recordings of this id"
+    "Return the recordings of this id"
     minari = _minari('read_minari')
     place = Path(minari.storage.get_dataset_path(name))
     if not name or not place.is_dir():
         near = did_you_mean(name, minari.list_local_datasets())
         raise ArgumentError(
             'read_minari',
-            f'there is no data set {name!r} on this machine{near}',
+            f'data set {name!r} is not on this machine{near}',
             expected=f'one in {minari.storage.get_dataset_path()}',
-            remedy=f'minari download {name or "ID"}',
+            remedy=f'run minari download {name or "ID"}',
         )
     try:
         return _Recordings(minari.load_dataset(name), infos)
     except Exception as e:
         raise ArgumentError(
             'read_minari',
-            f"the data set in {place} can't be read",
+            f"the data set in {place} cannot be read",
             ' '.join(f'{type(e).__name__}: {e}'.split())[:200],
-            'a whole one',
+            'a complete data set',
             'download or write it again',
         ) from None
 
 # %% ../../nbs/data/datasets.ipynb #6760dcb9
 def read_minari(
-    dataset,  # a data set of Minari, or the id of one that is on this machine
+    dataset,  # a data set of Minari, or the id of one on this machine
     infos=(),  # names of entries of info to keep as columns
-    seeds: bool = True,  # add a column of each episode's reset seed; a stepper's rows have none
+    # if True, add a column with the reset seed of each episode, which a stepper's rows lack
+    seeds: bool = True,
 ) -> Episodes:  # a pipe; each pass reads the data set from its beginning
-    "Blocks of true transitions, one an episode"
+    "Return a pipe of the transitions of a Minari data set, one block for each episode"
     infos = (infos,) if isinstance(infos, str) else tuple(infos)
     if not is_minari(dataset) and not isinstance(dataset, str):
         raise ArgumentTypeError(
-            'read_minari', 'dataset', type(dataset).__name__, 'a data set of Minari, or its id'
+            'read_minari', 'dataset is not a data set of Minari or its id', type(dataset).__name__
         )
     recordings = _Recordings(dataset, infos) if is_minari(dataset) else _named(dataset, infos)
     return Episodes(Items(recordings, at_end='flush'), keep=(*(('seed',) if seeds else ()), *infos))
@@ -136,7 +137,7 @@ _STANDARD = """
 
 
 def _blocks(source):
-    "Blocks of rows, in order"
+    "Yield blocks of rows, in order"
     if isinstance(source, Replay):
         source = source.memory
     if isinstance(source, Timeline):
@@ -145,22 +146,20 @@ def _blocks(source):
 
 
 def _nested(a):
-    "A field as Minari wants it: dicts and tuples of arrays"
+    "Return a field as Minari needs it: dicts and tuples of arrays"
     if a.dtype.names is None:
         return np.ascontiguousarray(a)
     return nest(a.dtype.names, lambda n: _nested(a[n]))
 
 # %% ../../nbs/data/datasets.ipynb #e9d4a677
 class _Sorter:
-    "Sorts rows into episodes"
+    "Sorter of rows into episodes"
 
     def __init__(self):
-        self.parts = {}  # of the episode under way, by environment
+        self.parts = {}  # of unfinished episodes, by environment
 
-    def take(
-        self, rows
-    ) -> list:  # of (environment, rows) of episodes, in the order in which they ended
-        "The next block"
+    def take(self, rows) -> list:  # of (environment, rows) of episodes, in the order of their ends
+        "Add a block; return the episodes that it completes"
         found = []
         for env in np.unique(rows['env_id']).tolist():
             at = np.flatnonzero(rows['env_id'] == env)
@@ -192,7 +191,7 @@ class _Sorter:
 
 # %% ../../nbs/data/datasets.ipynb #7e6bfdcb
 def _episode(rows, env):
-    "An episode as the arguments of Minari's EpisodeBuffer"
+    "Return an episode as the arguments of Minari's EpisodeBuffer"
     if not same_fields(rows['next_state'][:-1], rows['state'][1:]):
         at = next(
             i
@@ -203,8 +202,8 @@ def _episode(rows, env):
         raise BlockError(
             'write_minari',
             where,
-            'a next_state that is not the state of the next row',
-            'single steps that follow each other',
+            'a next_state that differs from the state of the next row',
+            'consecutive single steps',
             'write rows as they come from the stepper, before n_step and n_skip',
         )
     ends = rows['terminated'] | rows['truncated']
@@ -229,7 +228,7 @@ def _episodes(source):  # yields arguments of EpisodeBuffer
     sorter = _Sorter()
     for steps in _blocks(source):
         if not isinstance(steps, Steps):
-            raise ArgumentTypeError('write_minari', 'an item', type(steps).__name__, 'Steps')
+            raise ArgumentTypeError('write_minari', 'items must be Steps', type(steps).__name__)
         rows = np.atleast_1d(steps.to('cpu').rows)
         refuse_drawn('write_minari', rows.dtype)
         for env, part in sorter.take(rows):
@@ -239,12 +238,12 @@ def _episodes(source):  # yields arguments of EpisodeBuffer
 
 # %% ../../nbs/data/datasets.ipynb #ba0a661d
 def _check_spaces(episode, environment, facts):
-    "Raise where rows are of another kind than the spaces say, which Minari would not notice"
+    "Raise if rows do not fit the spaces, which Minari would not notice"
     if environment is None and not {'observation_space', 'action_space'} <= facts.keys():
         raise ArgumentError(
             'write_minari',
-            'environment',
-            'None',
+            'the spaces are unknown',
+            'environment=None',
             'an environment, or observation_space= and action_space=',
         )
     env = (
@@ -261,22 +260,23 @@ def _check_spaces(episode, environment, facts):
         if x.shape[1:] != own.shape or (x.dtype.kind == 'f') != (own.base.kind == 'f'):
             raise BlockError(
                 'write_minari',
-                f'{name}s of another kind than the environment has',
+                f'the {name}s do not fit the environment',
                 f'{x.dtype} {list(x.shape[1:])}',
                 str(space),
-                'the environment in which they were made',
+                'pass the environment in which they were made',
             )
     if env is not environment:
         env.close()
 
 # %% ../../nbs/data/datasets.ipynb #49a8eb08
 def write_minari(
-    source,  # a chain or a list of blocks that ends, a memory, a replay
+    source,  # a chain or a list of blocks that ends, a memory, or a replay
     dataset_id: str,  # such as 'pole/mine-v0'
     environment=None,  # an id or an environment, which Minari can make again; None: there is none
-    **facts,  # for Minari: author, algorithm_name, observation_space, action_space, description, …
+    # arguments for Minari: author, algorithm_name, observation_space, action_space, description, …
+    **facts,
 ):  # the data set
-    "A data set of Minari with the episodes of these rows, and `facts` about it"
+    "Write a Minari data set with the episodes of these rows, and return it"
     minari = _minari('write_minari')
     if (
         isinstance(source, Pipe)
@@ -286,36 +286,38 @@ def write_minari(
         raise ArgumentTypeError(
             'write_minari',
             'source',
-            f'{type(source).__name__}, which gives batches',
-            'rows: the chain above its replay, or one of its replays',
+            f'{type(source).__name__}, which yields batches',
+            'single rows: pass the chain above its replay, or one of its replays',
         )
     from minari.data_collector import EpisodeBuffer
 
     episodes = _episodes(source)
     first = next(episodes, None)  # before anything is made
     if first is None:
-        raise ArgumentError('write_minari', 'rows', 'none', 'at least one episode')
+        raise ArgumentError(
+            'write_minari', 'source has no rows, but a data set needs at least one episode'
+        )
     _check_spaces(first, environment, facts)
     episodes = (EpisodeBuffer(**e) for e in chain([first], episodes))
     there = Path(minari.storage.get_dataset_path(dataset_id))
     if there.exists():
         raise ArgumentError(
             'write_minari',
-            'dataset_id',
+            'there is already a data set of this id',
             dataset_id,
-            'one that is not there so far',
-            'another version',
+            None,
+            'use a different version',
         )
     takes = signature(minari.create_dataset_from_buffers).parameters
-    # before 0.5.4 there was none
+    # versions before 0.5.4 had none
     if 'jpeg_encoding' in takes:
         facts = {'jpeg_encoding': False, **facts}
     try:
-        with warnings.catch_warnings():  # about each fact that was not given
+        with warnings.catch_warnings():  # about each missing fact
             warnings.filterwarnings('ignore', r'(?s).*(is set to None|env_spec is None)')
             minari.create_dataset_from_buffers(dataset_id, episodes, env=environment, **facts)
     except BaseException:
-        shutil.rmtree(there, ignore_errors=True)  # half of a data set is none
+        shutil.rmtree(there, ignore_errors=True)  # an incomplete data set is useless
         raise
-    # as it will be opened: a space may have its parts in another order
+    # as it will be opened: a space may have its parts in a different order
     return minari.load_dataset(dataset_id)

@@ -34,7 +34,7 @@ def _saved_stage(pipe: IterDataPipe):
     last = None
     p = pipe
     while p is not None:
-        # `or` would ask how long it is
+        # `or` would call its `__len__`
         if isinstance(p, Pipe):
             last = p if last is None else last
         elif type(p).__module__.startswith('torch.') and not isinstance(
@@ -42,7 +42,7 @@ def _saved_stage(pipe: IterDataPipe):
         ):
             raise ArgumentTypeError(
                 type(p).__name__,
-                'what it holds or has counted is not saved',
+                'its state cannot be saved',
                 'a stage of torch',
                 '.map, .filter and stages of this library',
                 'put it after the loader',
@@ -58,7 +58,7 @@ def _saved_stage(pipe: IterDataPipe):
 
 # %% ../../nbs/data/interop.ipynb #2532e71a
 class _Passes:
-    "The passes over a chain: each can be left, saved, and gone on with"
+    "Passes over a chain, which can be left, saved, and continued"
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class _Passes:
 
     def __iter__(self):
         if self.begun:
-            self.stage.rewind()  # it was left
+            self.stage.rewind()  # the pass was left
         self.begun = False
         self.over = self.over and self.loaded
         self.loaded = False
@@ -99,29 +99,29 @@ class _Passes:
 # %% ../../nbs/data/interop.ipynb #ee33d14a
 @stage('stateful')
 class StatefulPipe(_Passes, IterableDataset):
-    "The chain as a dataset that `StatefulDataLoader(..., batch_size=None)` restores exactly"
+    "Chain as a dataset that `StatefulDataLoader(..., batch_size=None)` restores exactly"
 
     def __repr__(self):
         return f'{self.source!r}\n  .stateful()'
 
     def state_dict(self) -> dict:  # one string of bytes
-        "Where the pass stands"
+        "Return the position in the pass"
         return dict(chain=b''.join(state_parts(super().state_dict())))
 
     def load_state_dict(self, state: dict):
-        "Go on there with the next pass"
+        "Continue at a saved position with the next pass"
         try:
             chain = read_state(io.BytesIO(state['chain']), len(state['chain']))
-        except Exception as e:  # of all kinds, for bytes of all kinds
+        except Exception as e:  # any error is possible for arbitrary bytes
             raise StateError(
-                'StatefulPipe', 'a saved chain that is damaged', f'{type(e).__name__}: {e}'
+                'StatefulPipe', 'the saved chain is damaged', f'{type(e).__name__}: {e}'
             ) from e
         super().load_state_dict(chain)
 
 # %% ../../nbs/data/interop.ipynb #28bc9163
 @stage('node')
 class PipeNode(nodes.BaseNode):
-    "The chain as a node of `torchdata.nodes`, saved and restored exactly"
+    "Chain as a node of `torchdata.nodes`, saved and restored exactly"
 
     def __init__(
         self,
@@ -136,27 +136,25 @@ class PipeNode(nodes.BaseNode):
         return f'{self.source!r}\n  .node()'
 
     def reset(self, initial_state: dict = None):
-        "Begin the next pass, or go on with the one that was saved"
+        "Begin the next pass, or continue the saved one"
         super().reset(initial_state)
         if initial_state is not None:
             self._passes.load_state_dict(initial_state)
         self._it = iter(self._passes)
 
     def next(self):
-        "The next item"
+        "Return the next item"
         item = next(self._it)
         if item is None:
             raise ArgumentTypeError(
                 'PipeNode',
-                'an item',
-                'None',
-                'anything else',
-                'filter it out: nodes take None for the end',
+                'items must not be None',
+                remedy='filter them out, because None ends a node',
             )
         return item
 
     def get_state(self) -> dict:  # plain data and tensors
-        "Where the pass stands"
+        "Return the position in the pass"
         return self._passes.state_dict()
 
 # %% ../../nbs/data/interop.ipynb #dc1b7307
@@ -177,14 +175,14 @@ def _parts(x, name):
         _refuse(
             name,
             'a tensor with a gradient',
-            'one without: rows are data',
+            'a tensor without gradient',
             'detach() it, or keep it outside of the block',
         )
     return x
 
 # %% ../../nbs/data/interop.ipynb #430d3e9f
 def _part_dtype(x, name, shape):
-    "The dtype of one row's part of a column"
+    "Return the dtype of one row's part of a column"
 
     def of_tensor(x, name):
         if fields_of(x) is not None:
@@ -193,14 +191,14 @@ def _part_dtype(x, name, shape):
             _refuse(
                 name,
                 f'shape {list(x.shape)}',
-                f'{[*shape, ...]}, as the block has'.replace('Ellipsis', '...'),
+                f'{[*shape, ...]}, the shape of the block'.replace('Ellipsis', '...'),
             )
         try:
             return np.dtype(
                 (torch.empty(0, dtype=x.dtype).numpy().dtype, tuple(x.shape[len(shape) :]))
             )
         except TypeError:
-            _refuse(name, x.dtype, 'a dtype that numpy has')
+            _refuse(name, x.dtype, 'a dtype of numpy')
 
     return nested_dtype(x, of_tensor, name)
 
@@ -208,7 +206,7 @@ def _part_dtype(x, name, shape):
 def _block(columns, shape=None):
     "Return columns as rows"
     if not columns:
-        raise BlockError('Steps.from_columns', 'no columns', remedy='give at least one')
+        raise BlockError('Steps.from_columns', 'there are no columns')
     columns = {n: _parts(x, n) for n, x in columns.items()}
     tensors = [t for _, t in named_leaves(columns)]
     if shape is None:
@@ -219,9 +217,9 @@ def _block(columns, shape=None):
     if {t.device for t in tensors} != {device}:
         raise BlockError(
             'Steps.from_columns',
-            'columns on several devices',
+            'the columns are on several devices',
             sorted({str(t.device) for t in tensors}),
-            'one',
+            'one device',
         )
     dtype = np.dtype(list(fields.items()), align=True)
     steps = Steps(np.zeros(shape if device.type == 'cpu' else 0, dtype))
@@ -238,14 +236,14 @@ def _block(columns, shape=None):
 def from_columns(
     cls: Steps,
     columns: dict,  # name → tensor or array, or nested dicts and tuples of them
-    shape=None,  # of the block; None: what the shapes of all columns begin with
+    shape=None,  # of the block; None: the common beginning of the shapes of all columns
 ) -> Steps:  # in new memory, on the device of the columns
-    "A block of rows from its columns"
+    "Return a block of rows made from its columns"
     return _block(columns, shape)
 
 # %% ../../nbs/data/interop.ipynb #5ad43002
 class Columns(dict):
-    "The columns of a block by name, as attributes and as items; any values will do"
+    "Columns of a block by name, as attributes and as items"
 
     def __getattr__(self, name):
         try:
@@ -256,9 +254,9 @@ class Columns(dict):
     done = Steps.done
 
 
-@patch
+@patch  # on the same memory
 def columns(self: Steps) -> Columns:  # on the same memory
-    "All columns by name, without the rows: for functions that torch compiles or transforms"
+    "Return all columns by name, for functions that torch compiles or transforms"
     return Columns(self.asdict())
 
 # %% ../../nbs/data/interop.ipynb #0117e91c
@@ -294,7 +292,7 @@ def _named(x):
 # %% ../../nbs/data/interop.ipynb #3d21ff55
 @patch
 def to_tensordict(self: Steps):
-    "The columns as a `TensorDict`, on the same memory"
+    "Return the columns as a `TensorDict`, on the same memory"
     shape = self.shape[:1] if isinstance(self, Sequences) else self.shape
     return _tensordict().TensorDict(_named(self.asdict()), batch_size=shape, device=self.device)
 
@@ -304,13 +302,13 @@ def from_tensordict(
     cls: Steps,
     td,  # a `TensorDict` of plain tensors; each element of its batch becomes a row
 ) -> Steps:  # in new memory
-    "A block of rows from a `TensorDict`"
+    "Return a block of rows made from a `TensorDict`"
     if not _tensordict().is_tensor_collection(td):
         raise ArgumentTypeError(
             'Steps.from_tensordict',
-            'what is given',
+            'the argument must be a TensorDict',
             type(td).__name__,
-            'a TensorDict',
-            'Steps.from_columns for a dict of tensors',
+            None,
+            'use Steps.from_columns for a dict of tensors',
         )
     return _block(td.to_dict(), tuple(td.batch_size))

@@ -21,7 +21,7 @@ from ..steps.states import described
 
 # %% ../../nbs/envs/actions.ipynb #91de7281
 def as_array(x) -> np.ndarray:
-    "What a policy returned, as an array"
+    "Return the result of a policy as an array"
     if isinstance(x, torch.Tensor):
         if x.requires_grad or not x.is_cpu:
             x = x.detach().cpu()
@@ -30,12 +30,13 @@ def as_array(x) -> np.ndarray:
 
 # %% ../../nbs/envs/actions.ipynb #80fbe149
 def check_action(
-    action,  # what the policy returned, nested as the space is
+    action,  # the result of the policy, with the nesting of the space
     space: spaces.Space,  # of all environments together
-    name: str = 'action',  # how to call it in an error
-    clip: bool = None,  # clip to `Box` bounds: all (True), none (False), rounding errors (None)
-):  # arrays of the space's dtype, nested as the space is
-    "Convert actions to what the environments expect; raise `ActionError` if they don't fit"
+    name: str = 'action',  # its name in errors
+    # actions outside of a `Box`: True clips them, False raises, None clips rounding errors only
+    clip: bool = None,
+):  # arrays of the space's dtype, with its nesting
+    "Convert actions to what the environments expect; raise `ActionError` if they do not fit"
     parts = fields_of(space)
     if parts is not None:
         given = fields_of(tuple(action) if isinstance(action, list) else action)
@@ -59,7 +60,7 @@ def check_action(
         name,
         f'{a.dtype} {list(a.shape)}: {" ".join(str(a).split())}'[:80],
         f'{space}, for all environments',
-        'convert or clip it in the policy; or GymStepper(…, clip=True), for floats',
+        'convert or clip it in the policy, or use GymStepper(…, clip=True) for floats',
     )
 
 # %% ../../nbs/envs/actions.ipynb #0c9c9860
@@ -68,13 +69,13 @@ _set_grad = getattr(torch._C, '_set_grad_enabled', torch.set_grad_enabled)
 
 
 class Acting:
-    "Asks a policy for the actions of a group and keeps its hidden state, or draws random actions"
+    "Caller of a policy for a group of environments; it keeps the hidden state"
 
     def __init__(
-        self,
-        space,  # of the action of one environment
-        seeds,  # of each environment
-        policy,  # None: actions are drawn
+        self,  # of the action of one environment
+        space,  # of each environment
+        seeds,  # None: random actions
+        policy,  # as in `check_action`
         clip=None,  # as in `check_action`
         entries=(),  # names of the entries of `info` that are kept
     ):
@@ -89,7 +90,7 @@ class Acting:
         for seed in seeds if policy is None else ():
             self.spaces.append(deepcopy(space))
             self.spaces[-1].seed(seed)
-        self.allowed = None  # the commonest kind of actions, which is checked faster
+        self.allowed = None  # the most common kind of actions, which is checked faster
         if isinstance(space, spaces.Discrete) and space.dtype == np.int64:
             self.allowed = range(int(space.start), int(space.start + space.n))
         self.masked = MASK in entries and (
@@ -105,7 +106,7 @@ class Acting:
         "Return actions, the hidden state after them, and extra columns"
         if self.policy is None:
             masks = repeat(None) if mask is None else mask.numpy().astype(np.int8)
-            # for a step that is a reset, nothing is drawn
+            # for a reset, nothing is sampled
             each = zip(self.spaces, flags % 2 == 1, masks)
             draws = [(deepcopy(s) if idle else s).sample(m) for s, idle, m in each]
             return map_leaves(lambda *xs: np.array(xs), *draws), None, {}
@@ -114,12 +115,12 @@ class Acting:
         if self.recurrent:
             if self.hidden is None:
                 self.hidden = self.policy.initial_hidden(self.n)
-            # which it may change in place
+            # the policy may change it in place
             hidden = (map_leaves(_copy, self.hidden),)
         state = torch.from_numpy(state) if state.dtype.names is None else column_of_rows(state)
         grad = torch.is_grad_enabled()
         try:
-            _set_grad(False)  # inside: an interrupt comes after a call
+            _set_grad(False)  # inside `try`, because an interrupt comes after a call
             action = self.policy(state, *hidden, **given)
         finally:
             _set_grad(grad)
@@ -132,7 +133,9 @@ class Acting:
         elif self.recurrent:
             if not isinstance(action, tuple) or len(action) != 2:
                 got = type(action).__name__
-                raise ActionError('GymStepper', 'a recurrent policy', got, 'action, hidden')
+                raise ActionError(
+                    'GymStepper', 'a recurrent policy must return (action, hidden)', got
+                )
             action, hidden = action
         if self.recurrent:
             extra['hidden'] = self.hidden
@@ -161,20 +164,22 @@ class Acting:
             self.hidden = map_leaves(begin, self.hidden, self.policy.initial_hidden(self.n))
 
     def state_dict(self) -> dict:  # plain data and tensors
-        "The random numbers of the action spaces, and the hidden state"
+        "Return the state of the action spaces' random generators, and the hidden state"
         hidden = []
         if self.hidden is not None:
             map_leaves(lambda x: hidden.append(torch.as_tensor(_copy(x)).cpu()), self.hidden)
         return dict(spaces=encode(self.spaces), hidden=hidden)
 
     def load_state_dict(self, state):
-        "Continue from what was saved; an error where this policy has another hidden state"
+        "Restore a saved state; raise if this policy has a different hidden state"
 
         def restored(own):
             x = next(saved)
             got, want = described(x), described(torch.as_tensor(own))
             if got != want:
-                raise StateError('GymStepper', 'a saved hidden state', got, want)
+                raise StateError(
+                    'GymStepper', 'the saved hidden state does not fit the policy', got, want
+                )
             return x.to(own.device) if isinstance(own, torch.Tensor) else x.numpy()
 
         decode(state['spaces'], self.spaces)

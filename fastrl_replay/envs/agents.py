@@ -12,32 +12,32 @@ from ..steps.errors import ArgumentError
 
 # %% ../../nbs/envs/agents.ipynb #19232b6d
 def is_parallel(
-    x,  # anything
+    x,  # any object
 ) -> bool:
-    "Has it the interface of PettingZoo's `ParallelEnv`?"
+    "Return True if it has the interface of PettingZoo's `ParallelEnv`"
     if isinstance(x, type) or hasattr(x, 'agent_iter'):
         return False
-    return callable(getattr(x, 'observation_space', None))  # a method, which takes an agent's name
+    return callable(getattr(x, 'observation_space', None))  # a method that takes an agent's name
 
 
 def as_agents(
-    x,  # an environment of any kind, or what is none
-):  # `Agents` of a `ParallelEnv`; else `x`
-    "A parallel environment as environments of a stepper"
+    x,  # an environment of any kind, or any object
+):  # `Agents` for a `ParallelEnv`, otherwise `x`
+    "Convert a parallel environment to environments of a stepper"
     return Agents(x) if is_parallel(x) else x
 
 # %% ../../nbs/envs/agents.ipynb #9b331f29
 class Agents(VectorEnv):
-    "A `ParallelEnv` as environments of a stepper, one for each of its `possible_agents`"
+    "`ParallelEnv` as environments of a stepper, one for each of its `possible_agents`"
 
     def __init__(
         self,
-        parallel,  # PettingZoo's `ParallelEnv`, or one with its methods
+        parallel,  # a `ParallelEnv` of PettingZoo, or an object with its methods
     ):
         self.parallel = parallel
         self.named = list(getattr(parallel, 'possible_agents', None) or ())
         if not self.named:
-            raise ArgumentError('Agents', 'possible_agents', self.named, 'the names of all agents')
+            raise ArgumentError('Agents', 'possible_agents must name all agents', self.named)
         self.num_envs = len(self.named)
         for kind in 'observation_space', 'action_space':
             found = [getattr(parallel, kind)(name) for name in self.named]

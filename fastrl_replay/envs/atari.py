@@ -12,32 +12,32 @@ from ..steps.errors import not_installed
 
 # %% ../../nbs/envs/atari.ipynb #27e10c07
 def register_games():
-    "Make Atari's games known to gymnasium: ALE/Pong-v5 and others"
+    "Register Atari's games in gymnasium: ALE/Pong-v5 and others"
     try:
         import ale_py as emulator
         import cv2  # noqa: F401 (gymnasium's preprocessing needs it)
     except ImportError as e:
         raise not_installed('atari', 'a package is not installed', 'atari', got=e) from e
-    emulator.ALEInterface.setLoggerMode(emulator.LoggerMode.Error)  # or it says its name
+    emulator.ALEInterface.setLoggerMode(emulator.LoggerMode.Error)  # otherwise it prints its name
     gym.register_envs(emulator)
 
 # %% ../../nbs/envs/atari.ipynb #bfdddcfd
 def atari(
     env: gym.Env,  # one of Atari's games, made with frameskip=1
-    noops: int = 30,  # steps without an action at the beginning of a game, at most
-    skip: int = 4,  # pictures for which an action is repeated
+    noops: int = 30,  # maximal number of no-op steps at the beginning of a game
+    skip: int = 4,  # frames for which an action is repeated
     size: int = 84,  # pixels on each side
-    stack: int = 4,  # pictures that are seen together
-    sticky: float = 0.0,  # how likely it is that a picture still has the action of the one before
+    stack: int = 4,  # number of frames in an observation
+    sticky: float = 0.0,  # probability of repeating the previous action (sticky actions)
 ) -> gym.Env:
-    "The usual preparation of Atari's games: observations are [stack, size, size] of gray pixels"
+    "Wrap an Atari game in the usual preprocessing: observations are [stack, size, size], gray"
     if sticky:
         env = StickyAction(env, sticky)
     return FrameStackObservation(AtariPreprocessing(env, noops, skip, size), stack)
 
 # %% ../../nbs/envs/atari.ipynb #db544e6c
 class EpisodicLife(gym.Wrapper):
-    "An episode ends with each of the `lives` in `info`; the game continues until it is over"
+    "Wrapper that ends an episode with each of the `lives` in `info`, while the game continues"
 
     lives = 0
     next = None  # the first observation of the next life

@@ -11,10 +11,10 @@ from gymnasium import spaces
 
 # %% ../../nbs/envs/bitflip.ipynb #c60345cd
 class BitFlip(gym.Env):
-    "Flip bits until they are those of the goal; each step costs 1"
+    "Goal environment: flip bits until they equal the goal; each step costs 1"
 
     def __init__(
-        self,
+        self,  # number of bits to flip
         bits: int = 10,  # number of bits to flip
     ):
         self.bits = bits
@@ -29,7 +29,7 @@ class BitFlip(gym.Env):
         self.left = self.bits
         self.now = self._draw()
         self.goal = self._draw()
-        # or there would be nothing to do
+        # otherwise there would be nothing to do
         while (self.goal == self.now).all():
             self.goal = self._draw()
         return self._look(), {}
@@ -52,13 +52,13 @@ class BitFlip(gym.Env):
         return self._look(), there - 1.0, there, truncated, dict(is_success=there)
 
     def compute_reward(self, achieved_goal, desired_goal, info):
-        "0 where a goal was achieved, or else -1"
+        "Return 0 if a goal was achieved, otherwise -1"
         return self.compute_terminated(achieved_goal, desired_goal, info) - 1.0
 
     def compute_terminated(self, achieved_goal, desired_goal, info):
-        "Where a goal was achieved"
+        "Return True if a goal was achieved"
         return (achieved_goal == desired_goal).all(-1)
 
 
-# as text: what records it writes it down
+# as text, because recorders write it down
 gym.register('fastrl_replay/BitFlip-v0', f'{BitFlip.__module__}:BitFlip')

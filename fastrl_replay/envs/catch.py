@@ -12,14 +12,14 @@ from ..steps.errors import as_integer
 
 # %% ../../nbs/envs/catch.ipynb #9b4e6ac9
 class Catch(gym.Env):
-    "A paddle catches falling fruits; actions are left, stay, right"
+    "Image environment in which a paddle catches falling fruits; actions: left, stay, right"
 
     def __init__(
         self,
         size: int = 12,  # cells on each side
         scale: int = 3,  # pixels on each side of a cell
-        fruits: int = 10,  # in an episode
-        speed: int = 2,  # cells that a fruit goes aside in a step, at most
+        fruits: int = 10,  # number of fruits in an episode
+        speed: int = 2,  # maximal number of cells that a fruit moves sideways in a step
     ):
         self.size = size
         self.scale = scale
@@ -69,5 +69,5 @@ class Catch(gym.Env):
         return cells.repeat(self.scale, 0).repeat(self.scale, 1)
 
 # %% ../../nbs/envs/catch.ipynb #e4d977db
-# as text: what records it writes it down
+# as text, because recorders write it down
 gym.register('fastrl_replay/Catch-v0', f'{Catch.__module__}:Catch')

@@ -14,31 +14,31 @@ from ..steps.nested import map_leaves, put
 # %% ../../nbs/envs/checks.ipynb #c27be329
 def write_exactly(
     field: np.ndarray,  # of rows, one for each environment
-    x,  # their values; of one row, without the first axis too
-    name: str = 'an observation, or a column',  # how to call it in an error
+    x,  # their values; for one row, also without the first axis
+    name: str = 'an observation, or a column',  # its name in errors
 ):
-    "Write numbers of the right shape; others would be repeated silently, so raise `ArgumentError`"
+    "Write numbers of the right shape; raise `ArgumentError` for others, which would be repeated"
     a = np.asarray(x)
     if len(field) == 1 and a.ndim < field.ndim:
         a = a[None]
     if a.dtype.kind not in 'biuf' or a.shape != field.shape:
         raise ArgumentError(
             'GymStepper',
-            name,
+            f'{name} has a wrong shape or dtype',
             f'{a.dtype} {list(a.shape)}',
-            f'numbers {list(field.shape)}, an entry for each environment',
+            f'numbers {list(field.shape)}, one entry for each environment',
         )
     field[...] = a
 
 # %% ../../nbs/envs/checks.ipynb #1b498c63
 def write_answer(
     rows: np.ndarray,  # one for each environment
-    obs,  # what `step` returned, but for `info`
+    obs,  # the result of `step`, without `info`
     reward,
     terminated,
     truncated,
 ):
-    "Write the result of a step; raise `ArgumentError` if it isn't an observation and numbers"
+    "Write the result of a step; raise `ArgumentError` if its observation or numbers are invalid"
     put(rows['next_state'], obs, write_exactly)
     for name, x in ('reward', reward), ('terminated', terminated), ('truncated', truncated):
         a = np.asarray(x)
@@ -46,26 +46,26 @@ def write_answer(
 
 # %% ../../nbs/envs/checks.ipynb #5107e0f1
 def refuse_different(
-    kind: str,  # what they are: observation_space, for example
+    kind: str,  # what they are, for example 'observation_space'
     values: list,
-    names: list,  # whose they are
+    names: list,  # of their environments
 ):
-    "Raise unless all values are equal"
+    "Raise if the values are not equal"
     for value, name in zip(values, names):
         if value != values[0]:
             raise ArgumentError(
                 'GymStepper',
-                f'the {kind} of {name}',
+                f'{kind} of {name} differs from that of {names[0]}',
                 value,
-                f'{values[0]}, as {names[0]} has',
-                'step different environments in different pipelines, or wrap them',
+                values[0],
+                'wrap the environments, or use one pipe for each kind',
             )
 
 # %% ../../nbs/envs/checks.ipynb #f32e0002
 def as_float32(
     space: spaces.Space,  # of observations
 ) -> spaces.Space:
-    "A space with float32 wherever it had float64"
+    "Return the space with float32 in place of float64"
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = map_leaves(as_float32, space.spaces)
         return type(space)([*parts.items()] if isinstance(parts, dict) else parts)

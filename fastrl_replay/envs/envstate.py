@@ -19,11 +19,11 @@ from ..steps.states import generator
 
 # %% ../../nbs/envs/envstate.ipynb #1153d80d
 class Opaque(Exception):
-    "A part of an environment that can't be saved; the message tells where it is"
+    "Exception for a part of an environment that cannot be saved; its message has the path"
 
 
 _PLAIN = type(None), bool, int, float, str
-# attributes that don't change: what environments were made of, and simulators' settings
+# attributes that do not change: how environments were made, and settings of simulators
 _FIXED = (
     'autoreset_mode',
     'env_fns',
@@ -40,7 +40,7 @@ _FIXED = (
 
 
 def _packed(x, kind='array'):
-    "An array or a numpy scalar as data"
+    "Return an array or a numpy scalar as data"
     if x.dtype.kind not in 'biufcSUmM':
         raise Opaque(f'an array of {x.dtype}')
     data = np.ascontiguousarray(x).reshape(-1).view(np.uint8).copy()
@@ -49,12 +49,12 @@ def _packed(x, kind='array'):
 
 
 def _unpacked(e):
-    # text: a dict of offsets may reach beyond the bytes
+    # as text, because a dict of offsets could reach beyond the bytes
     return np.frombuffer(e['bytes'].numpy().tobytes(), str(e['dtype'])).reshape(e['shape']).copy()
 
 
 def _is_unused(random):
-    "Return whether there is no generator, or one that the system has seeded and nothing has used"
+    "Return True if there is no generator, or one with a random seed that was not used"
     if random is None:
         return True
     bits = random.bit_generator
@@ -63,11 +63,11 @@ def _is_unused(random):
 
 # %% ../../nbs/envs/envstate.ipynb #7d4aba15
 class _Encoder:
-    "Makes data for a checkpoint"
+    "Encoder of environments as plain data for a checkpoint"
 
     def __init__(self):
         self.arrays = []
-        self.seen = {}  # other objects that can change, by id
+        self.seen = {}  # other mutable objects, by id
 
     def encode(self, x):
         kind = type(x)
@@ -84,7 +84,7 @@ class _Encoder:
         if kind.__name__ == 'ALEInterface':
             return self._game(x)
         if id(x) in self.seen:
-            raise Opaque(f'a {kind.__name__} in two places')
+            raise Opaque(f'a {kind.__name__} that is referenced twice')
         self.seen[id(x)] = x
         if kind is list:
             return [self.encode(v) for v in x]
@@ -110,21 +110,21 @@ class _Encoder:
         return _packed(x)
 
     def _space(self, x):
-        "The random numbers of a space"
+        "Return the state of the random generators of a space"
         generators = [s._np_random for _, s in named_leaves(x)]
         states = [None if _is_unused(g) else encode(g.bit_generator.state) for g in generators]
         return dict(kind='space', states=states)
 
     def _game(self, x):
-        "The state of a game of ALE, which lacks the current action of the emulator"
+        "Return the state of a game of ALE, which lacks the current action of the emulator"
         if x.getFloat('repeat_action_probability'):
             raise Opaque('repeat_action_probability, other than 0')
         state = x.cloneState(include_rng=True).serialize()
         return dict(kind='game', bytes=torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
     def _mujoco(self, x):
-        "The numbers of a simulation of MuJoCo"
-        # no indices, and nothing that lies in the arena, where each step allocates new memory
+        "Return the numbers of a MuJoCo simulation"
+        # without indices, and without the arena, where each step allocates new memory
         skipped = '_', 'i', 'efc_', 'map_', 'plugin'
         found = {n: getattr(x, n) for n in dir(x) if not n.startswith(skipped)}
         floats = {n: a for n, a in found.items() if getattr(a, 'dtype', None) == np.float64}
@@ -146,19 +146,19 @@ class _Encoder:
 
 
 def encode(
-    x,  # an environment, a space, or what they hold
+    x,  # an environment, a space, or their attributes
 ):  # plain data
     "Return data for a checkpoint, or raise `Opaque`"
     return _Encoder().encode(x)
 
 # %% ../../nbs/envs/envstate.ipynb #d60908bc
 class _Decoder:
-    "Makes of data what was encoded"
+    "Decoder of the data that `_Encoder` made"
 
     def __init__(self):
         self.arrays = []
 
-    def decode(self, e, old=None):  # old: what is there now
+    def decode(self, e, old=None):  # old: the present value
         if type(e) in _PLAIN:
             return e
         if type(e) in (list, tuple):
@@ -204,15 +204,18 @@ class _Decoder:
     def _env(self, e, env):
         if e['name'] != type(env).__qualname__:
             raise StateError(
-                'GymStepper', 'the saved environment', e['name'], type(env).__qualname__
+                'GymStepper',
+                'the saved environment has a different class',
+                e['name'],
+                type(env).__qualname__,
             )
         for name, value in e['attributes'].items():
             vars(env)[name] = self.decode(value, vars(env).get(name))
 
 
 def decode(
-    e,  # what `encode` gave
-    old=None,  # what is there now: environments and spaces are changed in place
+    e,  # the result of `encode`
+    old=None,  # the present value; environments and spaces are changed in place
 ):
-    "Return what was encoded"
+    "Return the encoded object"
     return _Decoder().decode(e, old)

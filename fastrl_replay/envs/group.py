@@ -32,15 +32,15 @@ from ..steps.states import anything, listed
 
 # %% ../../nbs/envs/group.ipynb #08e37547
 class EnvGroup:
-    "Environments that are stepped together: a block of a row each"
+    "Environments that are stepped together, with one row each in a block"
 
     def __init__(
         self,
         envs,  # environments and vector environments
         policy,
-        seed,  # of environment 0; None: unpredictable
-        first_id,  # the number of the first one
-        mode,  # how vector environments reset that don't say it
+        seed,  # of environment 0; None: random
+        first_id,  # the id of the first environment
+        mode,  # how vector environments without this metadata reset
         clip,
         float32,
         entries,  # of info: name → default
@@ -81,18 +81,18 @@ class EnvGroup:
         self.acting = Acting(self.spaces[1], seeds, policy, clip, entries)
         self.infos = InfoRows(entries, self.n, self.acting.masked)
         self._decide({})
-        self.more = None  # columns of the policy and of info, which the first block decides
+        self.more = None  # columns of the policy and of info, set by the first block
         self._leave()
 
     def _leave(self):
-        "Begin new episodes, also after a step that failed or was interrupted"
+        "Begin new episodes, also after a step that raised or was interrupted"
         self.flags[:] = ABSENT
         self.acting.hidden = None
-        self.broken = False  # was a step begun that did not come to its end?
-        self.noted = True  # did the last step leave out a row, or end an episode?
+        self.broken = False  # True if a step began and did not end
+        self.noted = True  # True if the last step left out a row, or ended an episode
 
     def _decide(self, more):
-        "Which columns rows have"
+        "Set the columns of rows"
         self.more = more
         columns = self.slots[0].columns
         self.dtype = step_dtype(*self.spaces, **columns, **more)
@@ -112,7 +112,10 @@ class EnvGroup:
             rows[[*old.dtype.names]] = old
         elif more != self.more:
             raise ActionError(
-                'GymStepper', 'extra columns', more or 'none', f'{self.more or "none"}, as at first'
+                'GymStepper',
+                'extra columns differ from the first step',
+                more or 'none',
+                self.more or 'none',
             )
         for k, v in values.items():
             put(rows[k], v, write_exactly)
@@ -125,7 +128,7 @@ class EnvGroup:
         if self.noted:
             self._each('could not be reset', 'reset', self.infos)
             self.acting.forget(self.flags)
-        # zeros, or padding would hold what lay there before
+        # zeros, or padding would contain old data
         raw = np.zeros(self.n * self.dtype.itemsize, np.uint8)
         rows = np.ndarray(self.n, self.dtype, raw)  # faster than np.zeros(n, dtype)
         state = rows['state']
@@ -146,9 +149,9 @@ class EnvGroup:
         if wrong >= 0:
             raise EnvError(
                 'GymStepper',
-                f'environment {self.first_id + wrong}: the step after an end was not a reset',
-                'another end',
-                remedy="say how it resets: autoreset_mode='same_step' or 'disabled'",
+                f'environment {self.first_id + wrong}: the step after an episode was not a reset',
+                'another end of an episode',
+                remedy="pass autoreset_mode='same_step' or 'disabled', depending on how it resets",
             )
         self.acting.hidden = hidden
         self.noted = left or ended
@@ -158,7 +161,7 @@ class EnvGroup:
         return Steps(rows) if len(rows) else None
 
     def _each(self, what, method, *args):
-        "Let each slot do something, and name one that fails, with its episode and step"
+        "Call a method of each slot; name one that raises, with its episode and step"
         for slot in self.slots:
             try:
                 getattr(slot, method)(*args)
@@ -171,12 +174,12 @@ class EnvGroup:
                 raise EnvError('GymStepper', ' or '.join(where), in_words(error)) from error
 
     def _likeness(self):
-        "What other environments must have in common with these to continue where they stand"
+        "Return what other environments must have in common with these to continue from their state"
         kinds = [(len(slot.counts), slot.kind) for slot in self.slots]
         return str((*kinds, *self.spaces, self.infos.defaults))
 
     def state_dict(self) -> dict:
-        "Where its environments are, the state of its slots and of the policy's memory"
+        "Return positions of environments, states of slots, and the hidden state of the policy"
         if self.broken:
             self._leave()
         return dict(
@@ -188,10 +191,13 @@ class EnvGroup:
         )
 
     def load_state_dict(self, state):
-        "Continue from the state of the same environments"
+        "Restore the state of the same environments"
         if state['likeness'] != self._likeness():
             raise StateError(
-                'GymStepper', 'the saved environments', state['likeness'], self._likeness()
+                'GymStepper',
+                'the saved environments are different',
+                state['likeness'],
+                self._likeness(),
             )
         self.acting.load_state_dict(state['acting'])
         self.standing[:] = unpack(state['standing']).rows
@@ -201,7 +207,7 @@ class EnvGroup:
         self.noted = True
 
 # %% ../../nbs/envs/group.ipynb #0d68238b
-# the form of what `state_dict` gives; it is checked when it is used
+# the form of the result of `state_dict`, checked when it is used
 GROUP = dict(
     likeness=anything, standing=anything, slots=listed(SLOT), acting=anything, info=anything
 )

@@ -13,18 +13,18 @@ from ..steps.row_dtypes import MASK
 
 # %% ../../nbs/envs/infos.ipynb #d2f18c54
 class InfoRows:
-    "Entries of `n` environments"
+    "Entries of `info` for `n` environments"
 
     def __init__(
         self,
-        defaults: dict,  # name → default; None: it must be there
+        defaults: dict,  # name → default; None: the entry is required
         n: int,
-        masked: bool,  # is the policy given a mask, which a reset must have then?
+        masked: bool,  # True if the policy takes a mask, which a reset must have then
     ):
         self.defaults = defaults
         self.n = n
         self.masked = masked
-        # name → array [n, …], as soon as the first entry has come
+        # name → array [n, …], once the first entry has come
         self.rows = {}  # of the newest rows
         self.states = {}  # the masks of the states in which the policy acts next
 
@@ -34,9 +34,9 @@ class InfoRows:
         if x is None:
             raise ArgumentError(
                 'GymStepper',
-                f'entry {name!r} is not in info',
+                f'info has no entry {name!r}',
                 f'info with {sorted(map(str, info)) or "nothing"}',
-                remedy=f'a default for where it is missing, such as info=dict({name}=0)',
+                remedy=f'give a default for it, such as info=dict({name}=0)',
             )
         a = np.asarray(x)
         if name not in arrays:
@@ -47,31 +47,31 @@ class InfoRows:
         if not fits or a.shape != out.shape[1:]:
             raise ArgumentError(
                 'GymStepper',
-                f'entry {name!r} of info',
+                f'entry {name!r} of info has a wrong dtype or shape',
                 f'{a.dtype} {list(a.shape)}',
-                f'{out.dtype} {list(out.shape[1:])}, as the first one or its default',
-                'return numbers of the same dtype and shape each time, or set a default: '
+                f'{out.dtype} {list(out.shape[1:])}, as in the first step or its default',
+                'use the same dtype and shape in each step, or set a default: '
                 'info=dict(x=0.) for floats',
             )
         out[i] = a
 
-    def reset(self, i, info):  # i: which environment
+    def reset(self, i, info):  # i: the index of the environment
         "Keep the mask of a reset, if the policy needs it"
         if self.masked:
             self._write(self.states, i, MASK, info)
 
     def step(self, i, info):
-        "Keep what a step returned"
+        "Keep the entries of a step"
         for name in self.defaults:
             self._write(self.rows, i, name, info)
         self.reset(i, info)
 
     def mask(
         self,
-        flags,  # odd for environments whose action doesn't count
-        first_id,  # the number of the first environment
+        flags,  # odd for environments whose action does not count
+        first_id,  # the id of the first environment
     ) -> torch.Tensor:  # bool, [n, …]; a copy
-        "Return which actions are allowed now"
+        "Return the actions that are allowed now"
         mask = self.states[MASK] != 0
         mask[flags % 2 == 1] = True
         none = ~mask.reshape(self.n, -1).any(1)
@@ -80,18 +80,18 @@ class InfoRows:
                 'GymStepper',
                 f'the {MASK} of environment {first_id + none.argmax()} allows nothing',
                 'zeros only',
-                'an action that is allowed, unless the episode has ended',
-                'let the environment end the episode there',
+                'at least one allowed action, unless the episode has ended',
+                'end the episode in such a state',
             )
         return torch.from_numpy(mask)
 
 # %% ../../nbs/envs/infos.ipynb #eb25393f
 def of_env(
     info,  # of a vector: a dict of arrays
-    i: int,  # of which environment
+    i: int,  # index of the environment
     names,  # of the entries
 ) -> dict:  # name → entry, for those that it has
-    "Entries of one environment"
+    "Return the entries of one environment"
     found = {}
     for k in names:
         has = info.get(f'_{k}')
@@ -107,9 +107,9 @@ def of_env(
 def takes_mask(
     policy,  # a function, a network, or None
 ) -> bool:
-    "Return whether a policy has a parameter `mask` after the states"
+    "Return True if a policy has a parameter `mask` after the states"
     try:
         names = list(inspect.signature(getattr(policy, 'forward', policy)).parameters)
     except (TypeError, ValueError):
-        return False  # None, and functions that don't tell
+        return False  # None, and functions without a signature
     return 'mask' in names[1:]

@@ -20,16 +20,16 @@ from ..steps.row_dtypes import MASK
 from ..steps.states import anything, integer, maybe, text
 
 # %% ../../nbs/envs/slots.ipynb #17495f78
-RUNNING, ENDED, READY, ABSENT = range(4)  # odd: it has no row, and its action doesn't count
+RUNNING, ENDED, READY, ABSENT = range(4)  # odd: it has no row, and its action does not count
 COUNTED = 'reward', 'terminated', 'truncated', 'env_id', 'episode_n', 'step_n', 'total_reward'
 
 
 @njit
 def count_steps(
     raw,  # the rows, as bytes
-    at,  # the size of a row, and the places of these columns
-    first,  # the number of the first environment
-    counts,  # [n, 3]: episode, step, and one of the four above
+    at,  # the size of a row, and the offsets of these columns
+    first,  # the id of the first environment
+    counts,  # [n, 3]: episode, step, and one of the four constants above
     totals,
 ):
     "Number the rows; return how many are left out, if an episode ended, and a row without a reset"
@@ -69,20 +69,20 @@ def count_steps(
 # %% ../../nbs/envs/slots.ipynb #d60f7a11
 @dataclass
 class Slot:
-    "An environment, or several that one call steps: the base of the three kinds"
+    "Base class of slots: one environment, or several that a single call steps"
 
-    columns = {}  # that only rows of this kind of slot have
+    columns = {}  # further columns, of this kind of slot only
     moment = 0  # the number of the next step, which agents count
 
     env: object
     env_id: int  # of the first environment
-    at: int  # the place of its first row in a block
-    seed: int  # is used once, at the first reset
-    counts: np.ndarray  # [n, 3], of the group: episode, step, and one of the four above
+    at: int  # the index of its first row in a block
+    seed: int  # used once, at the first reset
+    counts: np.ndarray  # [n, 3], of the group: episode, step, and one of the four constants above
     state: np.ndarray  # [n], of the group: the observations in which a policy acts
 
     def state_dict(self) -> dict:
-        "Its environment, if that can be saved, and its attributes"
+        "Return the state of the environment, if it can be saved, and the attributes"
         env, why = saved_env(self.env)
         if not self.counts[:, 0].any():
             why = None  # nothing is lost before the first step
@@ -94,7 +94,7 @@ class Slot:
         state,
         seed,  # of the group
     ):
-        "Continue, with new episodes if the environment was not saved"
+        "Restore a saved state, with new episodes if the environment was not saved"
         self.seed = state['seed']
         self.moment = state['moment']
         if state['env'] is not None:
@@ -108,27 +108,27 @@ class Slot:
             self.seed = seed + self.env_id + 1_000_003 * int(self.counts[:, 0].sum())
 
 
-# the form of what `state_dict` gives
+# the form of the result of `state_dict`
 SLOT = dict(env=anything, why=maybe(text), random=anything, seed=maybe(integer()), moment=integer())
 
 # %% ../../nbs/envs/slots.ipynb #7d5d8362
-_NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64])  # the usual rewards
+_NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64])  # the usual types of rewards
 _FLAGS = bool, np.bool_
 
 
 @dataclass
 class SingleSlot(Slot):
-    "A slot with a single environment"
+    "Slot with a single environment"
 
     kind = 'single'
 
-    seen = None  # the dtype of observations that need no closer look
+    seen = None  # the dtype of observations that need no further check
 
     def __post_init__(self):
         self.shape = self.state.shape[1:]
 
     def reset(self, infos):
-        "Reset it if its episode is over"
+        "Reset the environment if its episode is over"
         if self.counts[0, 2] % 2 == 0:
             return
         obs, info = self.env.reset(seed=self.seed)
@@ -138,7 +138,7 @@ class SingleSlot(Slot):
         self.counts[0, 2] = READY
 
     def step(self, actions, rows, infos):
-        "Step it with its action, and write the result into its row"
+        "Step the environment, and write the result into its row"
         at = self.at
         action = actions[at] if type(actions) is list else pick(actions, at)
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -173,9 +173,9 @@ def as_mode(x, who='GymStepper'):
 # %% ../../nbs/envs/slots.ipynb #8e3847c5
 @dataclass
 class VectorSlot(Slot):
-    "A slot with a vector environment, in whichever way it resets"
+    "Slot with a vector environment of any autoreset mode"
 
-    mode: object = None  # how it resets, if it doesn't say that
+    mode: object = None  # how it resets, if its metadata does not tell
 
     def __post_init__(self):
         own = as_mode(self.env.metadata.get('autoreset_mode'))
@@ -183,16 +183,16 @@ class VectorSlot(Slot):
         if len(modes) != 1:
             raise ArgumentError(
                 'GymStepper',
-                f'autoreset_mode of environment {self.env_id}',
+                f'the autoreset_mode of environment {self.env_id} is unknown or contradictory',
                 f'{self.mode} and, in the metadata of the environment, {own}',
                 'one mode',
-                "autoreset_mode='next_step', 'same_step' or 'disabled', or in the metadata",
+                "pass autoreset_mode='next_step', 'same_step' or 'disabled', or set the metadata",
             )
         self.mode = modes.pop()
         self.kind = self.mode.value
 
     def reset(self, infos):
-        "Reset all at first, later those whose episode is over if they don't reset themselves"
+        "Reset all at first, later those whose episode is over if they do not reset themselves"
         flags = self.counts[:, 2]
         if flags[0] == ABSENT:
             how = dict(seed=self.seed)
@@ -211,7 +211,7 @@ class VectorSlot(Slot):
             infos.reset(self.at + i, of_env(info, i, [MASK]))
 
     def step(self, actions, rows, infos):
-        "Step all and write the results into their rows"
+        "Step all environments, and write the results into their rows"
         n = len(self.counts)
         if n != len(rows):
             own = slice(self.at, self.at + n)
@@ -231,11 +231,11 @@ class VectorSlot(Slot):
                         f'environment {self.env_id + i} ended {"without" if same else "with"} '
                         'its last observation in info',
                         sorted(map(str, info)),
-                        f"final_obs in autoreset_mode 'same_step' only, and this is {self.kind}",
-                        "say how it resets: autoreset_mode='same_step' or 'disabled'",
+                        f"final_obs in autoreset_mode 'same_step' only, but it is {self.kind}",
+                        "pass autoreset_mode='same_step' or 'disabled', depending on how it resets",
                     )
                 if same:
-                    # what `step` returned is the next episode's first state
+                    # `step` returned the first observation of the next episode
                     put(rows['next_state'][i : i + 1], final['final_obs'], write_exactly)
         for i in range(n) if infos.defaults else ():
             own = last = of_env(info, i, infos.defaults)
@@ -247,7 +247,7 @@ class VectorSlot(Slot):
 
 # %% ../../nbs/envs/slots.ipynb #0eafbbbe
 class AgentsSlot(Slot):
-    "A slot with the agents of one environment, each at its place"
+    "Slot with the agents of one environment, each with a fixed row"
 
     kind = 'agents'
     columns = dict(agent=np.int32, moment=np.int64)
@@ -262,11 +262,11 @@ class AgentsSlot(Slot):
         self.seed = None
         joined = self._join(obs, told, infos)
         if not joined:
-            raise ArgumentError('GymStepper', 'agents after a reset', joined, 'at least one')
+            raise ArgumentError('GymStepper', 'a reset must return at least one agent', joined)
         flags[joined] = READY
 
     def _join(self, obs, told, infos):
-        "Begin episodes of agents that were not there; one without an observation comes later"
+        "Begin the episodes of new agents; one without an observation comes later"
         joined = []
         for name in self.env.parallel.agents:
             place = self.env.named.index(name)
@@ -277,7 +277,7 @@ class AgentsSlot(Slot):
         return joined
 
     def step(self, actions, rows, infos):
-        "Step it with the actions of those that are there, and write the results into their rows"
+        "Step the environment with the actions of present agents, and write the results into rows"
         parallel = self.env.parallel
         here = [(p, n) for p, n in enumerate(self.env.named) if self.counts[p, 2] % 2 == 0]
         *answers, told = parallel.step({n: pick(actions, self.at + p) for p, n in here})
@@ -290,12 +290,12 @@ class AgentsSlot(Slot):
             write_answer(row, *(x[name] for x in answers))
             self.state[place] = row['next_state'][0]
             infos.step(self.at + place, told.get(name, {}))
-        # as after an autoreset pseudo-step, their first rows come with the next step
+        # as after an autoreset step, their first rows come with the next step
         self.counts[self._join(answers[0], told, infos), 2] = ENDED
 
 # %% ../../nbs/envs/slots.ipynb #1012a369
-def saved_env(env) -> tuple:  # its data, or None and why it can't be saved
-    "An environment as plain data"
+def saved_env(env) -> tuple:  # its data, or None and the reason
+    "Return an environment as plain data, if possible"
     try:
         return encode(env), None
     except Opaque as e:

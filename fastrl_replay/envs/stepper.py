@@ -40,7 +40,7 @@ def open_envs(
     source,  # an id, an environment of any kind, a function that makes one, or a list of these
     opened: ExitStack,  # closes environments that are made here
 ) -> list:
-    "The environments that `source` names"
+    "Return the environments that `source` names"
     if isinstance(source, (list, tuple)):
         return [env for s in source for env in open_envs(s, opened)]
     env = as_agents(source)
@@ -52,10 +52,10 @@ def open_envs(
     if not isinstance(env, (gym.Env, VectorEnv)):
         raise ArgumentTypeError(
             'GymStepper',
-            'source',
+            'source is not an environment',
             f'{source!r}'[:80],
             'an environment id, a gym.Env, a VectorEnv, a ParallelEnv, a function that makes one, '
-            'a list of these, or a pipe of them; of an AECEnv, aec_to_parallel(env)',
+            'a list of these, or a pipe of them; for an AECEnv, aec_to_parallel(env)',
         )
     opened.callback(env.close)
     return [env]
@@ -64,28 +64,32 @@ def open_envs(
 @stage('gym_step')
 @dataclass(eq=False, repr=False)
 class GymStepper(Positioned):
-    "Steps environments and yields blocks of true transitions; a second pass continues the first"
+    "Stage that steps environments and yields blocks of transitions; each pass continues the last"
 
     _buffers = ('_groups', '_opened', '_others')
     steps_envs = True
 
-    source: object  # id, gym.Env, VectorEnv, function, list: endless; pipe of them: each once
-    policy: object = None  # state → action; None: random actions
-    seed: int = None  # environment i and its action space start with seed+i; None: random
-    autoreset_mode: object = None  # of vectors that declare none: 'next_step', 'same_step', …
-    clip: bool = None  # clip to `Box` bounds: all (True), none (False), rounding errors (None)
-    float32: bool = False  # convert float64 observations to float32, as networks expect?
-    info: object = ()  # `info` entries to keep as columns: names, or a dict: name → default
+    # an id, gym.Env, VectorEnv, function, or list of these (without end); or a pipe of environments
+    source: object
+    # a function state → action, such as `EpsGreedy(net)`; None: random actions
+    policy: object = None
+    seed: int = None  # environment i and its action space get seed + i; None: random seeds
+    # of vectors without one in their metadata: 'next_step', 'same_step' or 'disabled'
+    autoreset_mode: object = None
+    # actions outside of a `Box`: True clips them, False raises, None clips rounding errors only
+    clip: bool = None
+    float32: bool = False  # if True, convert float64 observations to float32, as networks expect
+    info: object = ()  # entries of `info` to keep as columns: names, or a dict name → default
 
     def __post_init__(self):
-        # none goes back up
+        # a saved chain does not go back to the source's position
         self.piped = self.reads_anew = isinstance(self.source, (IterDataPipe, MapDataPipe))
         if self.piped:
             self.source = as_pipe(self.source)
         names = [self.info] if isinstance(self.info, str) else self.info
         self._entries = dict(names) if isinstance(names, dict) else dict.fromkeys(names)
-        self._state = {}  # of groups, by their first number: what was loaded
-        self._home = os.getpid(), worker_info()  # whose environments these are
+        self._state = {}  # by the first number of a group: its loaded state
+        self._home = os.getpid(), worker_info()  # the process that owns the environments
         self._fresh()
 
     def _fresh(self):
@@ -100,7 +104,7 @@ class GymStepper(Positioned):
                 yield steps
 
     def _passing(self):
-        "The group of each environment that the pipe gives"
+        "Yield the group of each environment of the pipe"
         skip = self._start()
         for i, env in enumerate(self.source):
             group = self._group(env)
@@ -115,16 +119,18 @@ class GymStepper(Positioned):
         if self.piped and not isinstance(env, (gym.Env, VectorEnv)):
             raise ArgumentTypeError(
                 'GymStepper',
-                'an item of its source',
+                'items of its source must be environments',
                 f'{env!r}'[:80],
-                'an environment',
-                'make environments first: .map(gym.make).in_memory_cache().cycle()',
+                None,
+                'make environments first, such as .map(gym.make).in_memory_cache().cycle()',
             )
         envs = [env] if self.piped else open_envs(self.source, self._opened)
         if not envs:
-            raise ArgumentError('GymStepper', 'source', 'an empty list', 'at least one environment')
+            raise ArgumentError(
+                'GymStepper', 'source is an empty list, but it needs at least one environment'
+            )
         if len({id(getattr(e, 'parallel', e)) for e in envs}) < len(envs):
-            raise ArgumentError('GymStepper', 'the same environment object twice')
+            raise ArgumentError('GymStepper', 'source contains the same environment object twice')
         info = worker_info() or WorkerInfo()
         before = [g.n for g in self._groups.values()]
         n = sum(e.num_envs if isinstance(e, VectorEnv) else 1 for e in envs)
@@ -132,13 +138,13 @@ class GymStepper(Positioned):
         if several and set(before) - {n}:
             raise ArgumentError(
                 'GymStepper',
-                'vector environments of different sizes, in several workers',
+                'in several workers, all vector environments need the same size',
                 [*before, n],
                 'one size',
-                'a worker can\'t know the numbers that the others give',
+                'use vectors of one size: a worker does not know the ids of the others',
             )
         first = sum(before) * info.world_size + n * info.rank
-        seed = self.seed  # that all environments count from
+        seed = self.seed  # the seed of environment 0
         if seed is not None:
             seed = int(seed) + 1_000_003 * info.restart
         elif several:
@@ -157,12 +163,12 @@ class GymStepper(Positioned):
         if self._state and (not self.piped or first in self._state):
             try:
                 group.load_state_dict(self._state[first])
-            except Exception as e:  # of an environment's own, or a space's
+            except Exception as e:  # raised by the environment, or a space
                 raise StateError(
                     'GymStepper',
-                    "saved environments that these can't continue",
+                    "these environments cannot continue from the saved ones",
                     in_words(e),
-                    remedy='build the pipe that was saved; or the state is damaged',
+                    remedy='make the same pipe as the saved one; if it is, the state is damaged',
                 ) from e
         self._groups[id(env)] = group
         return group
@@ -176,7 +182,7 @@ class GymStepper(Positioned):
         return [slot for group in self._groups.values() for slot in group.slots]
 
     def opened_envs(self) -> list:
-        "The environments that it steps here, opened if need be"
+        "Return the environments that it steps in this process, after opening them if necessary"
         if not self._groups:
             self._open()
         return [slot.env for slot in self._slots()]
@@ -185,10 +191,10 @@ class GymStepper(Positioned):
         self._in_worker(worker_info())
         self._state = {}
         self._groups = {}
-        self._opened.close()  # all of them, even if one fails
+        self._opened.close()  # all of them, even if one raises
 
     def _in_worker(self, info):
-        "In a process where it has not been before, begin with other environments"
+        "Begin with different environments in a process in which it has not been before"
         here = os.getpid(), info
         if here == self._home:
             return
@@ -200,14 +206,14 @@ class GymStepper(Positioned):
             self.policy.in_worker(info)
 
     def saves_exactly(self) -> bool:
-        "Return whether all environments can be saved; the others begin a new episode on restore"
+        "Return True if all environments can be saved; others begin a new episode on restore"
         return all(saved_env(slot.env)[1] is None for slot in self._slots())
 
-    def snapshot(self) -> dict:  # position, one entry a group, the policy
+    def snapshot(self) -> dict:  # position, one entry for each group, the policy
         self._in_worker(worker_info())
         groups = dict(self._state)  # what was loaded may not be in use yet
         groups.update((g.first_id, g.state_dict()) for g in self._groups.values())
-        # what a learner changes, it saves
+        # a learner saves what it changes
         policy = None if isinstance(self.policy, torch.nn.Module) else state_of(self.policy)
         return dict(place=self.place, groups=groups, policy=policy)
 
@@ -225,11 +231,11 @@ class GymStepper(Positioned):
             warnings.warn(
                 problem(
                     'GymStepper',
-                    f'{len(left)} of {len(slots)} environments could not be saved, '
+                    f'{len(left)} of {len(slots)} environments could not be saved '
                     'and begin new episodes',
                     left[0]['why'],
                     'plain data',
-                    'give it a state_dict and a load_state_dict; instead of processes '
+                    'define state_dict and load_state_dict; instead of processes '
                     '(AsyncVectorEnv), use SyncVectorEnv',
                 )
             )
@@ -244,5 +250,5 @@ class GymStepper(Positioned):
 def GymTypeTransform(
     env,  # an id, or an environment
 ) -> gym.Env:
-    "Make an environment of an id"
+    "Return the environment of an id, or the environment itself"
     return gym.make(env) if isinstance(env, str) else env

@@ -23,20 +23,20 @@ from .checkpoints import check_part, load_part, saved_part
 # %% ../../nbs/learning/base.ipynb #e0232566
 def discounts(
     batch: Steps,  # steps, or n-step rows
-    gamma: float,  # how much a reward is worth one step later
-) -> torch.Tensor:  # one a row
-    "Return the factor of each next value: column `discount`, or else γ, 0 after termination"
+    gamma: float,  # discount factor γ per step
+) -> torch.Tensor:  # one for each row
+    "Return the discount of each next value: column `discount`, otherwise γ; 0 after termination"
     return (
         batch.discount if 'discount' in batch.dtype.names else gamma * (~batch.terminated).float()
     )
 
 # %% ../../nbs/learning/base.ipynb #20b43b3d
 def allowed_next(
-    who: str,  # who asks
+    who: str,  # the name for errors
     batch: Steps,  # rows
-    discount: torch.Tensor,  # of each row, 0 where the value of its next state doesn't count
-) -> torch.Tensor:  # bool, [..., actions]; None: rows say nothing about it
-    "Which actions are allowed in the next states"
+    discount: torch.Tensor,  # of each row; 0 if the value of its next state does not count
+) -> torch.Tensor:  # bool, [..., actions]; None: rows have no masks
+    "Return which actions are allowed in the next states"
     if MASK not in batch.dtype.names:
         return None
     allowed = batch[MASK] != 0
@@ -44,53 +44,56 @@ def allowed_next(
     if none.any():
         raise ArgumentError(
             who,
-            f'column {MASK!r}: nothing is allowed in the next state of a row',
+            f'column {MASK!r} allows no action in the next state of a row',
             'zeros only',
-            'an action that is allowed, unless the episode has ended',
-            'let the environment end the episode there',
+            'at least one allowed action, unless the episode has ended',
+            'end the episode in such a state',
         )
     return allowed
 
 # %% ../../nbs/learning/base.ipynb #e5ce4137
 def check_discrete(
-    who: str,  # who asks
+    who: str,  # the name for errors
     batch: Steps,  # rows
-    columns=('action',),  # which must be single whole numbers
+    columns=('action',),  # columns that must be single integers
 ):
-    "Raise if a column has anything but one whole number in each row"
+    "Raise if a column is not one integer for each row"
     for n in columns:
         dtype = batch.dtype[n]
         if dtype.kind not in 'iu':
             raise ArgumentError(
-                who, f'column {n!r}', dtype, 'one whole number in each row, of a Discrete space'
+                who,
+                f'column {n!r} is not a discrete value',
+                dtype,
+                'one integer for each row, of a Discrete space',
             )
 
 # %% ../../nbs/learning/base.ipynb #fa9ba319
 class Learner(Pipe):
-    "The base of learners: takes batches, improves models, yields records"
+    "Base class of learners, which take batches, update models and yield records"
 
     # made from the models, and not pickled
     _buffers = 'optimizers', 'targets', 'generator', 'ranks'
     # model → the attribute with its learning rate; target network → the model that it follows
     learned = {}
     follows = {}
-    # the attribute with the updates between two refreshments of target networks
+    # the attribute with the number of updates between two updates of target networks
     follow_every = 'target_every'
     target_every = 1
-    tau = 1.0  # how far target networks go towards their models then
-    gamma = 1.0  # how much a reward is worth one step later
-    max_norm = math.inf  # gradients of a model are scaled down to this norm
-    optimizer = None  # parameters → optimizer, instead of Adam
-    seed = 0  # of the generator; None: other numbers each time
+    tau = 1.0  # τ of target updates: target = τ · model + (1-τ) · target
+    gamma = 1.0  # discount factor γ per step
+    max_norm = math.inf  # maximal norm of the gradient of a model
+    optimizer = None  # a function parameters → optimizer; None: Adam
+    seed = 0  # of the generator; None: random
     # how networks are computed: see `compute_with`
     precision = 'float32'
-    # what averages over several learners, as `Ranks`
+    # `Ranks`, which averages over several learners
     ranks = None
 
     def __init__(
         self,
         source,  # a pipe of batches
-        **given,  # models and settings by name: each becomes an attribute
+        **given,  # models and settings by name, which become attributes
     ):
         super().__init__(source)
         vars(self).update(given)
@@ -98,14 +101,14 @@ class Learner(Pipe):
         number(who, 'gamma', self.gamma, 0, 1)
         if not self.max_norm > 0:
             raise ArgumentError(
-                who, 'max_norm', self.max_norm, 'a number above 0; inf for no limit'
+                who, 'max_norm', self.max_norm, 'a number above 0, or inf for no limit'
             )
         as_integer(who, self.follow_every, getattr(self, self.follow_every), 1)
         number(who, 'tau', self.tau, 1e-9, 1)
         self._fresh()
 
     def __post_init__(self):
-        "Begin a learner that is a dataclass, whose fields are its models and settings"
+        "Set up a learner that is a dataclass, whose fields are its models and settings"
         Learner.__init__(self, self.source)
 
     def __iter__(self):
@@ -114,9 +117,9 @@ class Learner(Pipe):
 
     def learn(
         self,
-        batch: Steps,  # what `source` yields
+        batch: Steps,  # an item of `source`
     ) -> dict:  # floats by name
-        "Update once; return losses, norms of gradients, and the numbers of `losses`"
+        "Update the models once; return losses, gradient norms, and further numbers"
         self._check_batch(batch)
         with self.arithmetic():
             losses, td, numbers = self.losses(batch.to(self.device))
@@ -125,21 +128,21 @@ class Learner(Pipe):
         return record
 
     def losses(self, batch) -> tuple:
-        "Return the loss (of several models: model → loss), an error for each row, and numbers"
+        "Return the loss (or model → loss), a TD error for each row, and further numbers"
         raise NotImplementedError
 
     def _check_batch(self, batch):
         if len(batch.shape) != 1 or not len(batch):
             raise ArgumentError(
                 type(self).__name__,
-                'a batch',
+                'a batch has a wrong shape',
                 f'shape {list(batch.shape)}',
-                '[n] rows, at least one',
+                '[n], with at least one row',
                 'put it after .experience_replay or .prioritized_replay; .r2d2 takes sequences',
             )
 
     def rate(self, lr='lr') -> float:
-        "A learning rate at the next update"
+        "Return a learning rate for the next update"
         value = getattr(self, lr)
         if callable(value):
             value = value(self.updates)
@@ -148,7 +151,7 @@ class Learner(Pipe):
     def _fresh(self):
         self.updates = 0
 
-        def copied(model):  # statistics are not copied: both must see a state on one scale
+        def copied(model):  # statistics are not copied: both networks must see a state on one scale
             shared = {id(m): m for m in model.modules() if isinstance(m, StateNorm)}
             return deepcopy(model, shared).requires_grad_(False).eval()
 
@@ -168,26 +171,26 @@ class Learner(Pipe):
 
     @property
     def opt(self):
-        "The optimizer of the first model; None: there is no model"
+        "Return the optimizer of the first model, or None"
         return next(iter(self.optimizers.values()), None)
 
     @property
     def target(self):
-        "The first target network; None: there is none"
+        "Return the first target network, or None"
         return next(iter(self.targets.values()), None)
 
     @property
     def device(self):
-        "Where the first model is, and where batches are brought"
+        "Return the device of the first model, to which batches are copied"
         opt = self.opt
         return torch.device('cpu') if opt is None else opt.param_groups[0]['params'][0].device
 
     def step(
         self,
-        losses,  # a loss, or where several models are learned: model → loss
-        **numbers,  # what else the record has: tensors of one number each
+        losses,  # a loss, or for several models: model → loss
+        **numbers,  # further numbers of the record: scalar tensors
     ) -> dict:  # floats by name
-        "Take one gradient step per loss; the record has losses, gradient norms and the numbers"
+        "Make a gradient step for each loss; return losses, gradient norms and further numbers"
         if not isinstance(losses, dict):
             losses = {next(iter(self.learned)): losses}
         rates = {name: self.rate(self.learned[name]) for name in losses}
@@ -216,10 +219,10 @@ class Learner(Pipe):
         if not all(map(math.isfinite, record.values())):
             raise ArgumentError(
                 type(self).__name__,
-                f'update {self.updates}: loss and norm of the gradient',
+                f'loss or gradient norm of update {self.updates} is not finite',
                 ', '.join(map(str, record.values())),
                 'finite numbers',
-                'a smaller lr or scaled rewards; look for NaN in outputs; nothing has changed',
+                'use a smaller lr or scaled rewards; check outputs for NaN; models are unchanged',
             )
         record |= zip(numbers, values[len(losses) :])
         for name, grads in gradients.items():
@@ -238,8 +241,9 @@ class Learner(Pipe):
 
     def compute_with(
         self,
-        precision: str = 'float32',  # for matrix products; 'bfloat16' is faster on some devices
-        compile: bool = False,  # let torch.compile make a program of the networks
+        # precision of matrix products: 'float32', or 'bfloat16', which is faster on some devices
+        precision: str = 'float32',
+        compile: bool = False,  # if True, networks are compiled with torch.compile
     ) -> 'Learner':  # itself
         "Set how networks are computed from now on"
         self.precision = choice(
@@ -260,10 +264,10 @@ class Learner(Pipe):
 
     def feedback(
         self,
-        batch: Steps,  # as it came, wherever it was computed with
-        td,  # an error for each row
+        batch: Steps,  # as it was sampled, whatever the losses were computed from
+        td,  # a TD error for each row
     ):
-        "Return TD errors to the replay that `batch` was drawn from"
+        "Set priorities from TD errors, in the replay from which `batch` was sampled"
         if replay_of(batch) is not None:
             batch.update_priorities(td)
 
@@ -275,12 +279,12 @@ class Learner(Pipe):
         return self._models() | optimizers | dict(generator=self.generator)
 
     def snapshot(self) -> dict:
-        "Return the models, target networks, optimizers, generator, and the number of updates"
+        "Return models, target networks, optimizers, generator, and the number of updates"
         parts = {name: saved_part(part) for name, part in self._saved_parts().items()}
         return dict(parts, updates=self.updates)
 
     def check_state(self, state):
-        "Return a state; raise `StateError` if it is of other models or optimizers"
+        "Return the state; raise `StateError` if it has different models or optimizers"
         who = type(self).__name__
         parts = self._saved_parts()
         state = checked(who, dict.fromkeys(parts, anything) | dict(updates=integer()), state)
@@ -289,18 +293,18 @@ class Learner(Pipe):
         return state
 
     def restore(self, state):
-        "Continue where `state` was saved"
+        "Restore a saved state"
         for name, part in self._saved_parts().items():
             load_part(part, state[name])
         self.updates = state['updates']
 
 # %% ../../nbs/learning/base.ipynb #abf17bd2
 def follow(
-    target: nn.Module,  # is changed
-    model: nn.Module,  # of the same kind
-    tau: float,  # 1: all the way
+    target: nn.Module,  # changed in place
+    model: nn.Module,  # with the same parameters
+    tau: float,  # τ: 1 copies the model
 ):
-    "Bring `target` up to `model`, or part of the way"
+    "Move `target` towards `model`: target = τ · model + (1-τ) · target"
     olds, news = ([*m.parameters(), *m.buffers()] for m in (target, model))
     with torch.no_grad():
         for old, new in zip(olds, news):
@@ -312,6 +316,6 @@ def follow(
 # %% ../../nbs/learning/base.ipynb #caee69fe
 def full(
     x: torch.Tensor,  # values of a network
-) -> torch.Tensor:  # in float32 where they had less
-    "Losses are computed with all bits"
+) -> torch.Tensor:  # in float32 if they had fewer bits
+    "Return values with the bits that losses need"
     return x.float() if x.dtype == torch.bfloat16 else x

@@ -16,12 +16,12 @@ from ..steps.states import described
 def bare_names(
     state: dict,  # of a model
 ) -> dict:  # name → tensor
-    "The tensors of a model without the prefix that torch.compile gives them"
+    "Return the tensors of a model without the prefix of torch.compile"
     return {k.replace('_orig_mod.', ''): v for k, v in state.items()}
 
 # %% ../../nbs/learning/checkpoints.ipynb #f8de3a9a
 def saved_part(part):
-    "What a checkpoint keeps of a model, an optimizer or a generator"
+    "Return the saved state of a model, an optimizer or a generator"
     if isinstance(part, torch.Generator):
         return part.get_state()
     if not isinstance(part, nn.Module):
@@ -30,7 +30,7 @@ def saved_part(part):
 
 
 def load_part(part, saved):
-    "Let a model, an optimizer or a generator go on where another one was saved"
+    "Load a saved state into a model, an optimizer or a generator"
     if isinstance(part, torch.Generator):
         return part.set_state(saved)
     if not isinstance(part, nn.Module):
@@ -41,20 +41,20 @@ def load_part(part, saved):
 
 # %% ../../nbs/learning/checkpoints.ipynb #ec060b2a
 def check_same_shapes(
-    stage: str,  # who asks
+    stage: str,  # the name for errors
     saved: dict,  # name → tensor
     mine: dict,  # name → tensor
 ):
-    "Raise `StateError` if a checkpoint's tensors differ from ours in name, shape or dtype"
+    "Raise `StateError` if saved tensors differ from ours in name, shape or dtype"
     for k in dict.fromkeys([*mine, *saved]):
         got, expected = (_kind(d[k]) if k in d else 'no such tensor' for d in (saved, mine))
         if got != expected:
             raise StateError(
                 stage,
-                f'the checkpoint is of another model: {k}',
+                f'the checkpoint has a different model: {k}',
                 got,
                 expected,
-                'build the model that was saved',
+                'make the same model as the saved one',
             )
 
 
@@ -77,9 +77,9 @@ def _moments(saved):
 def check_part(
     who: str,  # the learner
     part,  # a model, an optimizer or a generator
-    saved,  # what was saved of it
+    saved,  # its saved state
 ):
-    "Raise if a part of a checkpoint does not fit this part"
+    "Raise if a saved state does not fit this part"
     if isinstance(part, nn.Module):
         check_same_shapes(who, saved, bare_names(part.state_dict()))
     elif isinstance(part, torch.Generator):
@@ -88,7 +88,7 @@ def check_part(
         twin = deepcopy(part)
         _make_step(twin)
         new, old = _moments(twin.state_dict()), _moments(saved)
-        # one that has made no step has none
+        # an optimizer without a step has none
         check_same_shapes(who, old, {k: v for k, v in new.items() if k in old})
         twin.load_state_dict(deepcopy(saved))
         _make_step(twin)

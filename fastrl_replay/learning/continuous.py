@@ -24,24 +24,24 @@ class BoxBounds:
     def __init__(
         self,
         space: spaces.Box,  # of one action; floats with finite bounds
-        who: str = 'BoxBounds',  # who asks
+        who: str = 'BoxBounds',  # the name for errors
     ):
         floats = isinstance(space, spaces.Box) and space.dtype.kind == 'f'
         if not floats or not math.prod(space.shape):
             raise ArgumentTypeError(
                 who,
-                'the action space',
+                'the action space is not a Box of floats',
                 space,
                 'a Box of floats',
-                '.dqn for discrete actions; or gymnasium.wrappers.TransformAction',
+                'use .dqn for discrete actions, or gymnasium.wrappers.TransformAction',
             )
         if not space.is_bounded():
             raise ArgumentError(
                 who,
-                'the bounds of the action space',
+                'the action space has infinite bounds',
                 space,
-                'finite numbers',
-                'gymnasium.wrappers.TransformAction(env, f, Box(-1, 1, (n,)))',
+                'finite bounds',
+                'use gymnasium.wrappers.TransformAction(env, f, Box(-1, 1, (n,)))',
             )
         self.space = space
         self.size = math.prod(space.shape)
@@ -53,17 +53,17 @@ class BoxBounds:
     def to_space(
         self,
         unit: np.ndarray,  # [n, size], numbers from -1 to 1
-    ) -> np.ndarray:  # [n, ...], of the space
-        "Actions that lie in the space"
+    ) -> np.ndarray:  # [n, ...], in the space
+        "Return actions in the space for numbers from -1 to 1"
         actions = np.clip(self.middle + self.half * unit.astype(np.float64), self.low, self.high)
         return actions.astype(self.space.dtype).reshape(len(unit), *self.space.shape)
 
     def to_unit(
         self,
-        action: torch.Tensor,  # [B, ...], of the space
+        action: torch.Tensor,  # [B, ...], in the space
         dtype: torch.dtype = torch.float32,  # of the result
     ) -> torch.Tensor:  # [B, size]
-        "The inverse: numbers from -1 to 1; 0 where both bounds are the same"
+        "Return numbers from -1 to 1 for actions; 0 if both bounds are equal"
         check_shape('BoxBounds', 'actions', action, ('n', *self.space.shape))
         middle, half = (
             torch.as_tensor(x, device=action.device) for x in (self.middle, self.divisor)
@@ -71,16 +71,16 @@ class BoxBounds:
         return ((action.reshape(len(action), -1).double() - middle) / half).clamp(-1, 1).to(dtype)
 
 # %% ../../nbs/learning/continuous.ipynb #308ca57d
-LOG_STD = -20.0, 2.0  # what the logarithm of a standard deviation is kept between
+LOG_STD = -20.0, 2.0  # limits of the logarithm of a standard deviation
 
 
 def squashed(
     answer: torch.Tensor,  # [..., 2*size], an actor's output: means and log standard deviations
-    noise: torch.Tensor,  # [..., size], of a standard normal distribution
+    noise: torch.Tensor,  # [..., size], from a standard normal distribution
 ) -> tuple:  # actions from -1 to 1, [..., size]; the logarithms of their densities, [...]
-    "Samples of a normal distribution, squashed by tanh, and how likely they are"
+    "Return samples of a normal distribution squashed by tanh, and their log densities"
     *n, size = noise.shape
-    check_shape('squashed', 'what the actor gives', answer, (*n, 2 * size))
+    check_shape('squashed', 'the output of the actor', answer, (*n, 2 * size))
     mean, log_std = answer.chunk(2, -1)
     log_std = log_std.clamp(*LOG_STD)
     u = mean + log_std.exp() * noise
@@ -93,23 +93,23 @@ def actor_net(
     observation_space: spaces.Space,  # of one environment
     action_space: spaces.Box,  # of one environment
     hidden=(256, 256),  # sizes of the hidden layers
-    spread: bool = False,  # give the logarithms of standard deviations, too?
+    spread: bool = False,  # if True, also output log standard deviations
 ) -> nn.Sequential:  # states → [..., size], or [..., 2*size]
-    "A network for the numbers of an action, before they are squashed"
+    "Return a network that computes actions before they are squashed"
     size = BoxBounds(action_space, 'actor_net').size
     outputs = 2 * size if spread else size
     return layered(feature_layers(observation_space), hidden, lambda n: nn.Linear(n, outputs))
 
 # %% ../../nbs/learning/continuous.ipynb #d5498ff9
 class Critics(nn.Module):
-    "Networks side by side: states and actions from -1 to 1 → [n, ...] values"
+    "Parallel critic networks: states and actions from -1 to 1 → values [n, ...]"
 
     def __init__(
         self,
         observation_space: spaces.Space,  # of one environment
         action_space: spaces.Box,  # of one environment
         hidden=(256, 256),  # sizes of the hidden layers
-        n: int = 2,  # how many networks
+        n: int = 2,  # number of networks
     ):
         super().__init__()
         self.n = n
@@ -121,14 +121,14 @@ class Critics(nn.Module):
         x = torch.cat([self.features(state), action], -1)
         lead = x.shape[:-1]
         x = x.flatten(0, -2).expand(self.n, -1, -1)
-        # in place: nothing else has it
+        # in place: nothing else refers to it
         for i, layer in enumerate(self.layers):
             x = layer(x.relu_() if i else x)
         return x.reshape(self.n, *lead)
 
 
 class _SideBySide(nn.Module):
-    "Linear layers side by side, each begun as `nn.Linear` is"
+    "Parallel linear layers, each initialized as `nn.Linear`"
 
     def __init__(self, n, a, b):
         super().__init__()
@@ -138,18 +138,16 @@ class _SideBySide(nn.Module):
 
         self.weight, self.bias = begin(n, a, b), begin(n, 1, b)
 
-    def forward(
-        self, x
-    ):  # with one output, a product of matrices takes three times as long as a sum
+    def forward(self, x):  # with one output, a matrix product takes three times as long as a sum
         if self.weight.shape[-1] == 1:
             return (x * self.weight.mT).sum(-1, keepdim=True) + self.bias
         return torch.baddbmm(self.bias, x, self.weight)
 
 # %% ../../nbs/learning/continuous.ipynb #a2c5295a
 class _BoxPolicy(Exploring):
-    "The base of policies for boxes: `_unit` makes numbers from -1 to 1 of an actor's answer"
+    "Base class of policies for boxes: `_unit` converts the output of an actor to -1 to 1"
 
-    outputs = 1  # numbers that the actor gives for each number of an action
+    outputs = 1  # outputs of the actor for each number of an action
 
     def __post_init__(self):
         self.bounds = BoxBounds(self.space, type(self).__name__)
@@ -164,7 +162,7 @@ class _BoxPolicy(Exploring):
             with torch.no_grad():
                 answer = self.actor(self._brought(state))
             size = self.bounds.size * self.outputs
-            check_shape(who, 'what the actor gives', answer, (n, size))
+            check_shape(who, 'the output of the actor', answer, (n, size))
             unit = self._unit(answer.double().cpu().numpy())
         self.asked += n * self.worker.world_size
         return self.bounds.to_space(unit)
@@ -172,16 +170,16 @@ class _BoxPolicy(Exploring):
 # %% ../../nbs/learning/continuous.ipynb #49887d09
 @dataclass(eq=False, repr=False)
 class SquashedGaussian(_BoxPolicy):
-    "Draws actions from normal distributions that are squashed into the bounds of a `Box`"
+    "Policy that samples actions from squashed normal distributions"
 
     outputs = 2
 
-    actor: object  # states → [n, 2*size]: means, and logarithms of standard deviations
+    actor: object  # a network: states → [n, 2*size], means and log standard deviations
     space: spaces.Box  # of one action
-    greedy: bool = False  # take the means, and draw nothing?
-    random: int = 0  # how many actions are drawn evenly from the space first
-    seed: int = None  # of its random numbers; None: others each time
-    device: object = None  # where the actor wants its states; None: where they are
+    greedy: bool = False  # if True, use the mean instead of a sample
+    random: int = 0  # number of first actions that are sampled uniformly from the space
+    seed: int = None  # seed of its random numbers; None: a random one
+    device: object = None  # device of the actor; None: states are not moved
 
     def _unit(self, answer):
         mean, log_std = np.split(answer, 2, 1)
@@ -196,26 +194,27 @@ class SquashedGaussian(_BoxPolicy):
 # %% ../../nbs/learning/continuous.ipynb #f4b42582
 @dataclass(eq=False, repr=False)
 class GaussianNoise(_BoxPolicy):
-    "The actor's actions with normal noise, cut off at the bounds of a `Box`"
+    "Policy that adds normal noise to the actor's actions, clipped to the bounds of a `Box`"
 
-    actor: object  # states → [n, size]: any numbers, which tanh squashes
+    actor: object  # a network: states → [n, size], any numbers, which tanh squashes
     space: spaces.Box  # of one action
-    scale: object = 0.1  # standard deviation for bounds ±1: a number, or a function of actions
-    random: int = 0  # how many actions are drawn evenly from the space first
-    seed: int = None  # of its random numbers; None: others each time
-    device: object = None  # where the actor wants its states; None: where they are
+    # standard deviation for bounds ±1: a number, or a function of the actions so far
+    scale: object = 0.1
+    random: int = 0  # number of first actions that are sampled uniformly from the space
+    seed: int = None  # seed of its random numbers; None: a random one
+    device: object = None  # device of the actor; None: states are not moved
 
     def __post_init__(self):
         super().__post_init__()
-        self.report()  # an error where the scale is none
+        self.report()  # raises if the scale is not a number
 
     def _unit(self, answer):
-        # noise is drawn where its scale is 0, too: another schedule, the same numbers
+        # noise is sampled even if its scale is 0, so that schedules do not change random numbers
         noise = self.rng.standard_normal(answer.shape)
         return np.clip(np.tanh(answer) + self.report()['noise'] * noise, -1, 1)
 
     def report(self) -> dict:  # float by name
-        "What a run writes down: the scale of the noise now"
+        "Return the present scale of the noise, for the log of a run"
         scale = self.scale(self.asked) if callable(self.scale) else self.scale
         return dict(noise=number('GaussianNoise', 'scale', scale, remedy='0 is no noise'))
 

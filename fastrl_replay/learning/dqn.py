@@ -19,12 +19,12 @@ from .networks import conv_net, value_net
 
 # %% ../../nbs/learning/dqn.ipynb #f331f78b
 def action_values(
-    who: str,  # who asks
-    values: torch.Tensor,  # [..., actions], as a model gave them
-    action: torch.Tensor,  # [...], whole numbers
+    who: str,  # the name for errors
+    values: torch.Tensor,  # [..., actions], the output of a model
+    action: torch.Tensor,  # [...], integers
 ) -> torch.Tensor:  # [...]
-    "Return the values of the actions taken; raise if the model gives other than one per action"
-    check_shape(who, 'what the model gives', values, (*action.shape, 'actions'))
+    "Return the values of the actions taken; raise if the model outputs a different number of them"
+    check_shape(who, 'the output of the model', values, (*action.shape, 'actions'))
     return values.gather(-1, action.long()[..., None])[..., 0]
 
 # %% ../../nbs/learning/dqn.ipynb #b0920001
@@ -37,10 +37,11 @@ def dqn_errors(
     model,  # states → [B, actions], or for actions of several parts [B, parts, actions]
     target,  # `model` with older weights: states → the same
     batch: Steps,  # [B]
-    gamma: float,  # discount per step; ignored if rows have a `discount` column
-    double: bool = True,  # does `model` choose the next action, or `target`?
+    gamma: float,  # discount factor per step; ignored if rows have a `discount` column
+    # True: `model` chooses the next action (double Q-learning); False: `target` does
+    double: bool = True,
 ) -> tuple:  # Q of the actions taken, with gradient, and targets, without: [B], or [B, parts]
-    "Values and targets of the actions of a batch"
+    "Return Q-values and targets of the actions of a batch"
     action = batch.dtype['action']
     several = action.base.kind in 'iu' and len(action.shape) == 1
     if not several:
@@ -53,7 +54,7 @@ def dqn_errors(
         allowed = allowed_next('dqn_errors', batch, discount)
         if not several:
             return q, double_q_target(batch.reward, discount, chooser, after, allowed)
-        # one target for all parts: the mean of what the best action of each is worth
+        # one target for all parts: the mean of the values of their best actions
         best = masked_values(chooser, allowed).argmax(-1, keepdim=True)
         worth = after.gather(-1, best)[..., 0].mean(-1)
         return q, (batch.reward + discount * worth)[:, None].expand_as(q)
@@ -62,21 +63,23 @@ def dqn_errors(
 @stage('dqn')
 @dataclass(eq=False, repr=False)
 class DQNLearner(Learner):
-    "Deep Q-learning: takes batches, improves `model`, yields records"
+    "Learner of deep Q-learning: takes batches, updates `model`, yields records"
 
     learned = dict(model='lr')
     follows = dict(target='model')
 
     source: object  # a pipe of batches
-    model: nn.Module  # states → [B, actions], or [B, parts, actions]; learned in place
-    gamma: float = 0.99  # discount per step; ignored if rows have a `discount` column
-    lr: float = 1e-3  # of Adam; a number, or a function of the updates so far
-    double: bool = True  # does the model choose the next action, or the target network?
-    target_every: int = 500  # updates between two refreshments of the target network
-    tau: float = 1.0  # how far the target network goes towards the model then; 1: all the way
+    model: nn.Module  # states → [B, actions], or [B, parts, actions]; trained in place
+    gamma: float = 0.99  # discount factor per step; ignored if rows have a `discount` column
+    lr: float = 1e-3  # learning rate of Adam: a number, or a function of the updates so far
+    # True: the model chooses the next action (double Q-learning); False: the target network does
+    double: bool = True
+    target_every: int = 500  # number of updates between two updates of the target network
+    tau: float = 1.0  # τ of target updates; 1 copies the model
     max_norm: float = 10.0  # gradients are scaled down to this norm
-    optimizer: object = None  # parameters → optimizer, instead of Adam
-    conservative: float = 0.0  # weight of the conservative (CQL) penalty, for recorded data
+    optimizer: object = None  # a function parameters → optimizer; None: Adam
+    # weight of the conservative (CQL) penalty, for recorded data; 0: none
+    conservative: float = 0.0
 
     def losses(self, batch):
         q, goal = map(full, dqn_errors(self.model, self.target, batch, self.gamma, self.double))
@@ -93,7 +96,7 @@ class DQNLearner(Learner):
 # %% ../../nbs/learning/dqn.ipynb #c1bf4dec
 @builds('dqn')
 class DQNBuilder(Builder):
-    "`learner = dqn`: a `value_net` or a `conv_net`, n-step rows, a replay of rows"
+    "Builder of `learner = dqn`: `value_net` or `conv_net`, n-step rows, a replay of rows"
 
     def model(self, s, observations, actions):
         images, hidden = network_layers(s['network'])

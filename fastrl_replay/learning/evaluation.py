@@ -19,12 +19,13 @@ from .video import recording
 
 # %% ../../nbs/learning/evaluation.ipynb #529e74a9
 def play(
-    stepper,  # a `GymStepper` that was not stepped before
-    envs: int,  # how many environments it steps
-    episodes: int,  # how many count
-    most: int = 10_000,  # steps of each environment; what has not ended by then is left
-) -> tuple:  # returns, and whether they were successes; None: the environments don't say
-    "Returns and successes of the first episodes of each environment"
+    stepper,  # a new `GymStepper`
+    envs: int,  # number of environments that it steps
+    episodes: int,  # number of episodes that count
+    # maximal number of steps of each environment; unfinished episodes are cut off there
+    most: int = 10_000,
+) -> tuple:  # returns, and successes, or None if the environments do not report them
+    "Return returns and successes of the first episodes of each environment"
     (returns, successes), running, told = np.zeros((2, episodes)), np.ones(episodes, bool), False
     for steps in islice(stepper, most):
         rows = steps.rows
@@ -40,22 +41,22 @@ def play(
     stepper.close()
     if running.any():
         warnings.warn(
-            f'{running.sum()} of {episodes} episodes were left after {most:,} steps; '
-            'their returns are those so far'
+            f'{running.sum()} of {episodes} episodes were cut off after {most:,} steps; '
+            'their returns are incomplete'
         )
     return returns, successes if told else None
 
 # %% ../../nbs/learning/evaluation.ipynb #3306a5fb
 @singledispatch
 def evaluate(
-    policy,  # states → actions, as `GymStepper` takes it; None: random actions
-    env,  # an id or a function makes one per episode; or an environment, `VectorEnv` or list
-    episodes: int = 20,  # how many are played, each in an environment of its kind
+    policy,  # a function states → actions, as for `GymStepper`; None: random actions
+    env,  # an id or a function, called for each episode; or an environment, `VectorEnv` or list
+    episodes: int = 20,  # number of episodes, each in its own environment
     seed: int = 0,  # environment `i` gets `seed + i`
-    record=None,  # a file .mp4 for a video of the first episode
-    **kwargs,  # of `GymStepper`, as in training: info, clip, float32, autoreset_mode
+    record=None,  # path of an .mp4 file for a video of the first episode; None: no video
+    **kwargs,  # arguments of `GymStepper`, as in training: info, clip, float32, autoreset_mode
 ) -> np.ndarray:  # their returns
-    "Returns of episodes that a policy plays without learning"
+    "Return the returns of episodes that a policy plays without learning"
     n = as_integer('evaluate', 'episodes', episodes, 1)
     env = source = as_agents(env)  # each agent has its own episodes
     if isinstance(env, gym.Env):

@@ -11,12 +11,12 @@ from ..steps.errors import ArgumentError, as_integer
 
 # %% ../../nbs/learning/losses.ipynb #944412e1
 def check_shape(
-    who: str,  # who asks
+    who: str,  # the name for errors
     what: str,  # what it is
     x,  # a tensor
-    shape: tuple,  # that it must have; a name stands for any length
+    shape: tuple,  # the required shape; a name stands for any length
 ):
-    "Raise `ArgumentError` if `x` is no tensor of this shape; broadcasting would hide it"
+    "Raise `ArgumentError` if `x` is not a tensor of this shape, which broadcasting would hide"
     got = f'a {type(x).__name__}'
     if isinstance(x, torch.Tensor):
         pairs = zip(shape, x.shape)
@@ -27,18 +27,18 @@ def check_shape(
 
 # %% ../../nbs/learning/losses.ipynb #e07ce7a9
 def rescale(
-    x: torch.Tensor,  # values, any shape
-    eps: float = 1e-3,  # the slope that is left for large values
+    x: torch.Tensor,  # values of any shape
+    eps: float = 1e-3,  # slope that remains for large values
 ) -> torch.Tensor:  # of the same shape and dtype
-    "R2D2's h: values on the scale of their root"
+    "Return values rescaled by h(x) = sign(x)(√(|x|+1) - 1) + εx, as in R2D2"
     return x * (1 / ((x.abs() + 1).sqrt() + 1) + eps)
 
 # %% ../../nbs/learning/losses.ipynb #0501d99b
 def unrescale(
-    x: torch.Tensor,  # values as `rescale` gave them, any shape
-    eps: float = 1e-3,  # what `rescale` was given
+    x: torch.Tensor,  # rescaled values of any shape
+    eps: float = 1e-3,  # the argument of `rescale`
 ) -> torch.Tensor:  # of the same shape and dtype
-    "The inverse of `rescale`"
+    "Return the inverse of `rescale`"
     b = 1 + 2 * eps
     t = 2 * x / (b + (b * b + 4 * eps * x.abs()).sqrt())
     return t * (t.abs() + 2)
@@ -46,12 +46,12 @@ def unrescale(
 # %% ../../nbs/learning/losses.ipynb #66d26e2d
 def n_step_targets(
     reward: torch.Tensor,  # [..., T], of each step
-    discount: torch.Tensor,  # [..., T], γ of each step, 0 where it terminated
+    discount: torch.Tensor,  # [..., T], γ of each step, 0 if it terminated
     value: torch.Tensor,  # [..., T], of the state after each step
-    n: int,  # how many rewards at most
-    mask: torch.Tensor = None,  # [..., T], bool: is this a step? None: all are
+    n: int,  # maximal number of rewards
+    mask: torch.Tensor = None,  # [..., T], bool: True for real steps; None: all are
 ) -> torch.Tensor:  # [..., T], 0 where the mask is False
-    "Targets of all steps of sequences: up to `n` rewards, then the value"
+    "Return n-step targets for all steps of sequences: up to `n` rewards, then the value"
     as_integer('n_step_targets', 'n', n, 1)
     check_shape('n_step_targets', 'discount', discount, reward.shape)
     check_shape('n_step_targets', 'value', value, reward.shape)
@@ -68,9 +68,9 @@ def n_step_targets(
 # %% ../../nbs/learning/losses.ipynb #de21b0c3
 def masked_values(
     values: torch.Tensor,  # [..., actions]
-    allowed: torch.Tensor,  # [..., actions], bool; None: all are
+    allowed: torch.Tensor,  # [..., actions], bool; None: all are allowed
 ) -> torch.Tensor:  # [..., actions]
-    "Values with -∞ where an action is not allowed; as they are where none is"
+    "Return values with -∞ for actions that are not allowed; unchanged if none is allowed"
     if allowed is None:
         return values
     check_shape('masked_values', 'mask', allowed, values.shape)
@@ -79,12 +79,13 @@ def masked_values(
 # %% ../../nbs/learning/losses.ipynb #bdb01a57
 def double_q_target(
     reward: torch.Tensor,  # [...]
-    discount: torch.Tensor,  # [...], 0 where the episode terminated
-    q_online_next: torch.Tensor,  # [..., actions], of the next state: these choose
-    q_target_next: torch.Tensor,  # [..., actions], of the next state: these say what it is worth
-    allowed: torch.Tensor = None,  # [..., actions], bool: what the next state allows; None: all
+    discount: torch.Tensor,  # [...], 0 if the episode terminated
+    q_online_next: torch.Tensor,  # [..., actions], of the next state: these choose the action
+    q_target_next: torch.Tensor,  # [..., actions], of the next state: these give its value
+    # [..., actions], bool: actions allowed in the next state; None: all
+    allowed: torch.Tensor = None,
 ) -> torch.Tensor:  # [...]
-    "The value of the action that the online network would choose, by the target network"
+    "Return double Q-learning targets: the online network chooses, the target network evaluates"
     check_shape('double_q_target', 'discount', discount, reward.shape)
     actions = (*reward.shape, 'actions')
     check_shape('double_q_target', 'q_online_next', q_online_next, actions)
@@ -94,11 +95,11 @@ def double_q_target(
 
 # %% ../../nbs/learning/losses.ipynb #18efea3a
 def mixed_priority(
-    td: torch.Tensor,  # [B, T], errors
-    eta: float = 0.9,  # 1: the largest error counts, 0: the mean
-    mask: torch.Tensor = None,  # [B, T], bool: does this step count? None: all do
+    td: torch.Tensor,  # [B, T], TD errors
+    eta: float = 0.9,  # η: 1 takes the largest error, 0 the mean
+    mask: torch.Tensor = None,  # [B, T], bool: True for steps that count; None: all do
 ) -> torch.Tensor:  # [B]
-    "η times the largest absolute error of each sequence plus 1-η times their mean"
+    "Return η times the largest |TD error| of each sequence plus 1-η times their mean"
     if mask is None:
         mask = torch.ones_like(td, dtype=torch.bool)
     check_shape('mixed_priority', 'mask', mask, td.shape)

@@ -16,14 +16,14 @@ from ..steps.nested import fields_of, named_leaves, space_dtype
 
 # %% ../../nbs/learning/networks.ipynb #1102942e
 class FlattenSpace(nn.Module):
-    "States of a space as floats, [..., `size`]"
+    "Layer that flattens states of a space to floats, [..., `size`]"
 
     def __init__(
         self,
         space: spaces.Space,  # of one observation
     ):
         super().__init__()
-        space_dtype(space, 'FlattenSpace')  # an error where it has no fixed size
+        space_dtype(space, 'FlattenSpace')  # raises if its size is not fixed
         self.space = space
         self.size = int(spaces.flatdim(space))
 
@@ -46,14 +46,14 @@ def _flat(x, space):
 
 
 def _ones(x, start, n):
-    "A one at its place; nowhere, where there is no such place (padding is all 0)"
+    "Return one-hot vectors; all 0 for a value outside of the range, as in padding"
     return (x == torch.arange(int(start), int(start + n), device=x.device)).float()
 
 # %% ../../nbs/learning/networks.ipynb #6c67e3d8
 def is_image(
     space: spaces.Space,  # of an observation, or of a part of it
 ) -> bool:
-    "Is it an image, or a stack of images?"
+    "Return True if it is an image, or a stack of images"
     if not isinstance(space, spaces.Box):
         return False
     axes = len(space.shape)
@@ -63,11 +63,11 @@ def is_image(
 def has_images(
     space: spaces.Space,  # of an observation
 ) -> bool:
-    "Is there an image in it?"
+    "Return True if it contains an image"
     return any(is_image(part) for _, part in named_leaves(space))
 
 # %% ../../nbs/learning/networks.ipynb #bbbdb17e
-_LAYERS = {  # minimum shorter side of the image → channels, kernel size and stride of each layer
+_LAYERS = {  # minimal shorter side of the image → channels, kernel size and stride of each layer
     36: ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     12: ((32, 4, 2), (64, 3, 1)),
     0: ((16, 3, 1),),
@@ -75,7 +75,7 @@ _LAYERS = {  # minimum shorter side of the image → channels, kernel size and s
 
 # %% ../../nbs/learning/networks.ipynb #cd0840db
 class ConvLayers(nn.Module):
-    "Images of a space as features, [..., `size`]"
+    "Convolutions that compute features of images, [..., `size`]"
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ConvLayers(nn.Module):
         self.shape = space.shape
         self.highest = float(space.high.max()) if space.dtype == np.uint8 else 1.0
         *stack, a, b, c = self.shape if len(self.shape) > 2 else (1, *self.shape)
-        self.last = c < a  # are channels the last axis?
+        self.last = c < a  # True if channels are the last axis
         channels, *sides = (c, a, b) if self.last else (a, b, c)
         channels = channels * math.prod(stack)
         self.planes = channels, *sides
@@ -105,7 +105,7 @@ class ConvLayers(nn.Module):
 
 # %% ../../nbs/learning/networks.ipynb #9ecaea21
 class _Parts(nn.Module):
-    "The features of the parts of a `Dict` or a `Tuple`, one after the other"
+    "Concatenated features of the parts of a `Dict` or a `Tuple`"
 
     def __init__(self, space):
         super().__init__()
@@ -122,19 +122,19 @@ class _Parts(nn.Module):
 def feature_layers(
     space: spaces.Space,  # of one observation
 ) -> nn.Module:  # states → [..., `size`]
-    "Return layers that compute features: `ConvLayers` for images, `FlattenSpace` for the rest"
+    "Return layers that compute features: `ConvLayers` for images, `FlattenSpace` for other spaces"
     if is_image(space):
         return ConvLayers(space)
     return _Parts(space) if has_images(space) else FlattenSpace(space)
 
 # %% ../../nbs/learning/networks.ipynb #fdb6e69e
 class Dueling(nn.Module):
-    "A linear head: value of the state plus advantage of each action"
+    "Linear dueling head: value of the state plus advantage of each action"
 
     def __init__(
         self,
-        size: int,  # of what comes in
-        actions: int,  # how many actions there are
+        size: int,  # number of inputs
+        actions: int,  # number of actions
     ):
         super().__init__()
         self.value = nn.Linear(size, 1)
@@ -147,8 +147,8 @@ class Dueling(nn.Module):
 # %% ../../nbs/learning/networks.ipynb #b0910002
 def part_sizes(
     space: spaces.Space,  # of one action
-) -> tuple:  # how many actions each part has; empty: it is not made of parts with values
-    "Return the sizes of an action's parts"
+) -> tuple:  # number of values of each part; empty: it has no discrete parts
+    "Return the number of values of each part of an action"
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
         return (2,) * space.shape[0]
     if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1 and not space.start.any():
@@ -157,13 +157,13 @@ def part_sizes(
 
 # %% ../../nbs/learning/networks.ipynb #b0910003
 class Branches(nn.Module):
-    "Linear head: values for each part of an action; `dueling`: state value and advantages"
+    "Linear head with values for each part of an action, optionally dueling"
 
     def __init__(
         self,
-        size: int,  # of what comes in
-        sizes: tuple,  # how many actions each part has
-        dueling: bool = False,  # ask for the value of the state apart?
+        size: int,  # number of inputs
+        sizes: tuple,  # number of values of each part
+        dueling: bool = False,  # if True, state value plus advantages
     ):
         super().__init__()
         self.action_sizes = tuple(sizes)
@@ -175,7 +175,7 @@ class Branches(nn.Module):
         if self.value is not None:
             value = self.value(x)
             parts = [value + (part - part.mean(-1, keepdim=True)) for part in parts]
-        # where there is no action: -∞, which comes last
+        # -∞ for missing actions, which come last
         most = max(self.action_sizes)
         missing = ((0, most - n) for n in self.action_sizes)
         padded = [nn.functional.pad(*x, value=-math.inf) for x in zip(parts, missing)]
@@ -186,16 +186,16 @@ def value_net(
     observation_space: spaces.Space,  # of one environment
     action_space: spaces.Space,  # of one environment: Discrete, MultiDiscrete or MultiBinary
     hidden=(256, 256),  # sizes of the hidden layers
-    dueling: bool = False,  # with a `Dueling` head?
+    dueling: bool = False,  # if True, use a `Dueling` head
 ) -> nn.Sequential:  # states → [..., actions], or [..., parts, actions]
-    "A plain network of linear layers and ReLUs"
+    "Return a network of linear layers and ReLUs that computes action values"
     if has_images(observation_space):
         raise ArgumentError(
             'value_net',
             'the observation space has images',
             observation_space,
-            'numbers',
-            'conv_net (in a recipe, network = conv); or for the pixels in a row '
+            'a space without images',
+            'use conv_net (in a recipe, network = conv), or for flat pixels '
             'gymnasium.wrappers.FlattenObservation',
         )
     return layered(FlattenSpace(observation_space), hidden, value_head(action_space, dueling))
@@ -204,9 +204,9 @@ def value_net(
 def layered(
     features: nn.Module,  # states → [..., `size`]
     hidden: tuple,  # sizes of the hidden layers
-    head,  # size → the last layer
+    head,  # a function size → the last layer
 ) -> nn.Sequential:
-    "Features, linear layers with ReLUs, and a head"
+    "Return features, linear layers with ReLUs, and a head, as one network"
     sizes = [features.size, *hidden]
     layers = [l for a, b in zip(sizes, sizes[1:]) for l in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(features, *layers, head(sizes[-1]))
@@ -214,7 +214,7 @@ def layered(
 
 def value_head(
     action_space: spaces.Space,  # of one environment: Discrete, MultiDiscrete or MultiBinary
-    dueling: bool,  # ask for the value of the state apart?
+    dueling: bool,  # if True, state value plus advantages
 ):  # size → a layer
     "Return a function that makes a head with a value for each action, or for each of its parts"
     parts = part_sizes(action_space)
@@ -227,45 +227,46 @@ def value_head(
 def n_actions(
     space: spaces.Space,  # of one action
 ) -> int:
-    "How many actions there are; an error where they aren't 0, 1, 2, …"
+    "Return the number of actions; raise if they are not 0, 1, 2, …"
     if isinstance(space, spaces.Discrete) and space.start == 0:
         return int(space.n)
     raise ArgumentTypeError(
-        'values of actions',
-        'the action space',
+        'action values',
+        'the action space must be discrete',
         space,
-        'Discrete, from 0; for value_net and conv_net MultiDiscrete and MultiBinary, too',
-        'a recipe with sac or td3 for a Box; or gymnasium.wrappers.TransformAction',
+        'Discrete, from 0 (for value_net and conv_net also MultiDiscrete or MultiBinary)',
+        'use a recipe with sac or td3 for a Box, or gymnasium.wrappers.TransformAction',
     )
 
 # %% ../../nbs/learning/networks.ipynb #b465300d
 def conv_net(
-    observation_space: spaces.Space,  # of one environment: image, stack, or Dict or Tuple with one
+    # of one environment: an image, a stack, or a Dict or Tuple with one
+    observation_space: spaces.Space,
     action_space: spaces.Space,  # of one environment: Discrete, MultiDiscrete or MultiBinary
     hidden=(512,),  # sizes of the hidden layers after the convolutions
-    dueling: bool = False,  # with a `Dueling` head?
+    dueling: bool = False,  # if True, use a `Dueling` head
 ) -> nn.Sequential:  # states → [..., actions], or [..., parts, actions]
-    "A network of convolutions, linear layers and ReLUs"
+    "Return a network of convolutions, linear layers and ReLUs that computes action values"
     if not has_images(observation_space):
         raise ArgumentError(
             'conv_net',
             'the observation space has no images',
             observation_space,
             'images',
-            'value_net',
+            'use value_net',
         )
     return layered(feature_layers(observation_space), hidden, value_head(action_space, dueling))
 
 # %% ../../nbs/learning/networks.ipynb #5138d2c6
 class RecurrentNet(nn.Module):
-    "States and a hidden state → values of actions and the next hidden state"
+    "Network with an LSTM: states and a hidden state → action values and the next hidden state"
 
     def __init__(
         self,
         observation_space: spaces.Space,  # of one environment
         action_space: spaces.Discrete,  # of one environment
-        size: int = 64,  # of the first layer and of the LSTM
-        dueling: bool = False,  # with a `Dueling` head?
+        size: int = 64,  # size of the first layer and of the LSTM
+        dueling: bool = False,  # if True, use a `Dueling` head
     ):
         super().__init__()
         features = feature_layers(observation_space)
@@ -287,7 +288,7 @@ class RecurrentNet(nn.Module):
                 x, hidden, l.weight_ih_l0, l.weight_hh_l0, l.bias_ih_l0, l.bias_hh_l0
             )
             return self.head(hidden[0]), hidden
-        if x.shape[1]:  # the LSTM wants its hidden state as [1, n, size]
+        if x.shape[1]:  # the LSTM needs its hidden state as [1, n, size]
             x, hidden = self.lstm(x, tuple(h[None].contiguous() for h in hidden))
             hidden = tuple(h[0] for h in hidden)
         return self.head(x), hidden

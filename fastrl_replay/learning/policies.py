@@ -18,11 +18,11 @@ from ..steps.states import Saves, generator, integer
 # %% ../../nbs/learning/policies.ipynb #1cf050b5
 @dataclass(repr=False)
 class LinearSchedule:
-    "From `start` to `end` in `steps` even steps, and `end` ever after"
+    "Schedule from `start` to `end` in `steps` equal steps, and constant afterwards"
 
-    start: float  # at a count of 0
-    end: float  # at a count of `steps`, and beyond
-    steps: int  # how long it takes
+    start: float  # value at count 0
+    end: float  # value at count `steps` and afterwards
+    steps: int  # number of counts in which it changes
 
     def __call__(self, count) -> float:
         if count >= self.steps:
@@ -35,11 +35,11 @@ class LinearSchedule:
 # %% ../../nbs/learning/policies.ipynb #fdf78904
 @dataclass(repr=False)
 class GeometricSchedule:
-    "`start`, times `factor` at each count, but never less than `end`"
+    "Schedule that starts at `start` and is multiplied by `factor` at each count, down to `end`"
 
-    start: float  # at a count of 0
-    factor: float  # what is left of it one count later
-    end: float = 0.0  # where it stops
+    start: float  # value at count 0
+    factor: float  # factor for each count
+    end: float = 0.0  # lower limit
 
     def __call__(self, count) -> float:
         return max(self.start * self.factor**count, self.end)
@@ -49,44 +49,46 @@ class GeometricSchedule:
 
 # %% ../../nbs/learning/policies.ipynb #817e98c1
 class Exploring(Saves):
-    "The base of policies with random numbers"
+    "Base class of policies with random numbers"
 
-    # what a network has learned is the learner's to save
+    # the learner saves the network
     saved = dict(asked=integer(), rng=generator)
-    # how many actions so far; which of several copies this is
+    # number of actions so far, and the rank of this copy
     asked = 0
     worker = WorkerInfo()
 
     def in_worker(
         self,
-        info: WorkerInfo,  # which copy this is
+        info: WorkerInfo,  # rank of this copy
     ):
-        "Act as one of several copies"
+        "Become one of several copies"
         self.worker = info
         self.device = None
-        # the first one keeps the random numbers that it has
+        # the first copy keeps its random numbers
         if info.rank or info.restart:
             own = self.rng.bit_generator.seed_seq
             key = *own.spawn_key, info.rank, info.restart
             self.rng = np.random.default_rng(np.random.SeedSequence(own.entropy, spawn_key=key))
 
     def _brought(self, state):
-        "States where the network wants them"
+        "Return states on the device of the network"
         if self.device is None:
             return state
         return map_leaves(lambda x: x.to(self.device), state)
 
 # %% ../../nbs/learning/policies.ipynb #cc96c22e
 class EpsGreedy(Exploring):
-    "The action of the largest value, or with probability `eps` any action"
+    "Policy that takes the action with the highest value, or with probability `eps` a random one"
 
     def __init__(
         self,
-        values,  # states → [n, actions]; with `initial_hidden(n)`, it takes and gives hidden states
-        eps=0.05,  # a number, one for each environment, or a function of the actions so far
-        seed: int = None,  # of its random numbers; None: others each time
-        device=None,  # where `values` wants its states; None: where they are
-        random: int = 0,  # how many actions are drawn evenly first, whatever `eps` says
+        # a network: states → [n, actions]; with `initial_hidden(n)` it takes and returns a hidden
+        # state
+        values,
+        eps=0.05,  # ε: a number, one for each environment, or a function of the actions so far
+        seed: int = None,  # seed of its random numbers; None: a random one
+        device=None,  # device of `values`; None: states are not moved
+        random: int = 0,  # number of first actions that are random, whatever `eps` is
     ):
         self.values = values
         self.eps = np.asarray(eps, float) if np.ndim(eps) else eps
@@ -95,11 +97,11 @@ class EpsGreedy(Exploring):
         if not callable(eps):
             for x in np.ravel(eps).tolist():
                 number('EpsGreedy', 'eps', x, 0, 1)
-        # of the parts of an action, as a layer of a network has them; None: it is one number
+        # sizes of the parts of an action, from the layers of a network; None: it is a single number
         layers = values.modules() if isinstance(values, nn.Module) else ()
         sizes = [np.array(m.action_sizes) for m in layers if hasattr(m, 'action_sizes')]
         self.sizes = sizes[0] if sizes else None
-        # how many there are, seen at the first call
+        # number of actions, known after the first call
         self.actions = None
         self.rng = np.random.default_rng(seed)
         if hasattr(values, 'initial_hidden'):
@@ -110,14 +112,14 @@ class EpsGreedy(Exploring):
 
     def __call__(
         self, state, hidden=None, mask=None
-    ) -> np.ndarray:  # [n], with the new hidden state if there is one
+    ) -> np.ndarray:  # [n], and the new hidden state if any
         n = n_states('EpsGreedy', state)
         eps = self.eps_now
         if mask is not None:
             mask = np.asarray(mask) != 0
         info = self.worker
         if info.world_size > 1 and np.size(eps) == n * info.world_size:
-            eps = eps[n * info.rank :][:n]  # those of the environments that this copy acts for
+            eps = eps[n * info.rank :][:n]  # for the environments of this copy
         # each part explores for itself
         shape = (n,) if self.sizes is None else (n, len(self.sizes))
         chance, pick = self.rng.random((2, *shape))
@@ -136,10 +138,10 @@ class EpsGreedy(Exploring):
                 best = q.argmax(-1).cpu().numpy()
             except BaseException:
                 self.rng.bit_generator.advance(2**128 - 2 * chance.size)
-                raise  # as if not asked
+                raise  # as if it was not called
         self.asked += n * info.world_size
         if explore.any():
-            # the action at the share `pick` of all, or of those that are allowed
+            # the action at the fraction `pick` of all, or of the allowed ones
             if mask is None:
                 choices = self.actions if self.sizes is None else self.sizes
                 drawn = (pick * choices).astype(np.int64)
@@ -150,7 +152,7 @@ class EpsGreedy(Exploring):
 
     @property
     def eps_now(self):
-        "The probability of exploring at the next call"
+        "Return the probability of exploring at the next call"
         if self.asked < self.random:
             return 1.0
         if callable(self.eps):
@@ -163,17 +165,17 @@ class EpsGreedy(Exploring):
 
 # %% ../../nbs/learning/policies.ipynb #ac8cd750
 def n_states(
-    who: str,  # who asks
+    who: str,  # the name for errors
     state,  # of environments: a tensor [n, ...], or a dict or a tuple of such tensors
 ) -> int:
-    "The number of environments, whatever their states are"
+    "Return the number of environments in a batch of states"
     _, part = next(named_leaves(state))
     if isinstance(part, torch.Tensor) and part.dim():
         return len(part)
     raise ArgumentTypeError(
         who,
-        'states',
+        'states must be tensors',
         type(part).__name__,
         'a tensor with a state for each environment, or a dict or a tuple of such tensors',
-        'for the observation of a single environment: torch.as_tensor(observation)[None]',
+        'for one environment, use torch.as_tensor(observation)[None]',
     )

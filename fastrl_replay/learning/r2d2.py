@@ -24,16 +24,14 @@ from ..replay.sequences import SequenceReplay
 
 # %% ../../nbs/learning/r2d2.ipynb #e25b52bd
 def r2d2_errors(
-    model,  # states [B, T, …] and a hidden state → [B, T, actions] and the next one
+    model,  # states [B, T, …] and a hidden state → [B, T, actions] and the next hidden state
     target,  # `model` with older weights, called in the same way
-    batch: Sequences,  # [B, length], of a `SequenceReplay`
-    gamma: float,  # how much a reward is worth one step later
-    n: int,  # how many rewards are summed, at most
-    rescaled: bool = True,  # are the model's values on the scale of `rescale`?
-) -> (
-    tuple
-):  # Q of what was done, with its gradient, and what it should have been: [B, length - burn_in]
-    "Values and targets of the steps after the burn-in"
+    batch: Sequences,  # [B, length], from a `SequenceReplay`
+    gamma: float,  # discount factor γ per step
+    n: int,  # maximal number of summed rewards
+    rescaled: bool = True,  # True if the model's values are on the scale of `rescale`
+) -> tuple:  # Q of the actions taken, with gradient, and targets: [B, length - burn_in]
+    "Return Q-values and targets of the steps after the burn-in"
     check_discrete('r2d2_errors', batch)
     stored = getattr(batch, 'hidden', None)
     mine = theirs = model.initial_hidden(len(batch)) if stored is None else stored
@@ -63,21 +61,21 @@ def r2d2_errors(
 @stage('r2d2')
 @dataclass(eq=False, repr=False)
 class R2D2Learner(Learner):
-    "Recurrent replay: takes batches of sequences, improves `model`, yields records"
+    "Learner of recurrent Q-learning: takes batches of sequences, updates `model`, yields records"
 
     learned = dict(model='lr')
     follows = dict(target='model')
 
     source: object  # a pipe of sequences, from a `SequenceReplay`
-    model: nn.Module  # states, hidden → values, hidden, as `RecurrentNet`; learned in place
-    gamma: float = 0.997  # how much a reward is worth one step later
-    n: int = 5  # rewards in a target, at most
-    lr: float = 1e-4  # of Adam; a number, or a function of the updates so far
-    rescaled: bool = True  # are the model's values on the scale of `rescale`?
-    target_every: int = 2500  # updates between two refreshments of the target network
-    tau: float = 1.0  # how far the target network goes towards the model then; 1: all the way
+    model: nn.Module  # states, hidden → values, hidden, such as `RecurrentNet`; trained in place
+    gamma: float = 0.997  # discount factor γ per step
+    n: int = 5  # maximal number of rewards in a target
+    lr: float = 1e-4  # learning rate of Adam: a number, or a function of the updates so far
+    rescaled: bool = True  # True if the model's values are on the scale of `rescale`
+    target_every: int = 2500  # number of updates between two updates of the target network
+    tau: float = 1.0  # τ of target updates; 1 copies the model
     max_norm: float = 40.0  # gradients are scaled down to this norm
-    optimizer: object = None  # parameters → optimizer, instead of Adam
+    optimizer: object = None  # a function parameters → optimizer; None: Adam
 
     def losses(self, batch):
         errors = r2d2_errors(self.model, self.target, batch, self.gamma, self.n, self.rescaled)
@@ -99,7 +97,7 @@ class R2D2Learner(Learner):
         if not isinstance(batch, Sequences):
             raise ArgumentTypeError(
                 'R2D2Learner',
-                'a batch',
+                'a batch must be sequences',
                 f'{type(batch).__name__} {list(batch.shape)}',
                 'Sequences [B, length]',
                 'put it after .sequence_replay(...)',
@@ -107,16 +105,16 @@ class R2D2Learner(Learner):
         if 'discount' in batch.dtype.names:
             raise ArgumentError(
                 'R2D2Learner',
-                'rows of several steps',
+                'r2d2 cannot follow .n_step',
                 "a column 'discount'",
                 'single steps',
-                f'leave .n_step out; the learner sums {self.n} rewards itself (n={self.n})',
+                f'remove .n_step; the learner sums {self.n} rewards itself (n={self.n})',
             )
 
 # %% ../../nbs/learning/r2d2.ipynb #73d20f35
 @builds('r2d2')
 class R2D2Builder(Builder):
-    "`learner = r2d2`: a `RecurrentNet`, a replay of sequences"
+    "Builder of `learner = r2d2`: `RecurrentNet` and a replay of sequences"
 
     memories = ('sequences',)
 
@@ -124,7 +122,10 @@ class R2D2Builder(Builder):
         _, sizes = network_layers(s['network'])
         if len(sizes) != 1:
             raise SettingsError(
-                'recipe', "setting 'network'", setting_text(s['network']), 'one size, of the LSTM'
+                'recipe',
+                "setting 'network'",
+                setting_text(s['network']),
+                'one size, that of the LSTM',
             )
         net = RecurrentNet(observations, actions, sizes[0], s['dueling'])
         return normalised(s, observations, net)[0].to(s['device'])

@@ -20,8 +20,8 @@ from ..replay.prioritized import PrioritizedReplay
 # %% ../../nbs/learning/registry.ipynb #4343ee12
 def network_layers(
     network: str,  # the setting: sizes such as `256 256`, or `conv 512`
-) -> tuple:  # is it for images?, sizes of its hidden layers
-    "Return what the setting `network` means"
+) -> tuple:  # True for images, and the sizes of the hidden layers
+    "Return the meaning of the setting `network`"
     text = setting_text(network)
     words = text.replace(',', ' ').split()
     images = words[:1] == ['conv']
@@ -32,16 +32,16 @@ def network_layers(
             'recipe',
             "setting 'network'",
             repr(text)[:60],
-            'whole numbers, the sizes of at most 100 hidden layers, or for images conv 512',
+            'integers, the sizes of at most 100 hidden layers, or for images conv 512',
         )
     return images, tuple(map(int, sizes)) or (512,)
 
 # %% ../../nbs/learning/registry.ipynb #a868dad6
 def exploration(
     s: dict,  # settings
-    episodes,  # a function: how many episodes have ended so far
+    episodes,  # a function that returns the number of finished episodes
 ):  # a function of the steps so far, or a number for each environment
-    "Return how likely it is to act at random"
+    "Return the probability of random actions"
     if s['eps_base']:
         n = s['envs'] * max(s['workers'], s['shards'], 1)
         return s['eps_base'] ** (1 + s['eps_power'] * np.arange(n) / max(n - 1, 1))
@@ -53,17 +53,17 @@ def exploration(
 # %% ../../nbs/learning/registry.ipynb #21027255
 def setting(
     s: dict,  # settings
-    name: str,  # of one of them
+    name: str,  # the name of a setting
 ):  # its value; None if it is `none`
-    "Return a setting that may be none"
+    "Return a setting, or None if it is `none`"
     return None if s[name] == 'none' else s[name]
 
 # %% ../../nbs/learning/registry.ipynb #daa2c170
 def scheduled(
     s: dict,  # settings
-    name: str,  # of one of them
+    name: str,  # the name of a setting
 ):  # a number, or a function of the updates so far
-    "Return a number that goes from `name` to `name_end`, unless that is 0 or not there"
+    "Return a schedule from `name` to `name_end`, or a number if that is 0 or missing"
     end = s.get(f'{name}_end')
     if not end:
         return s[name]
@@ -75,9 +75,9 @@ def scheduled(
 
 def chosen(
     s: dict,  # settings
-    *names: str,  # of some of them
+    *names: str,  # names of settings
 ) -> dict:
-    "Return some settings by name, and schedules of those that have an end"
+    "Return some settings by name, and schedules for those that have an end"
     return {name: scheduled(s, name) for name in names}
 
 # %% ../../nbs/learning/registry.ipynb #a0710002
@@ -86,7 +86,7 @@ def normalised(
     observations,  # the space of one observation
     *nets,  # networks of states
 ) -> tuple:  # as many networks
-    "Put one layer before all of the networks if settings say so"
+    "Put one normalization layer before all networks if the settings ask for it"
     if not s['normalise_states']:
         return nets
     norm = StateNorm(observations)
@@ -95,12 +95,12 @@ def normalised(
 # %% ../../nbs/learning/registry.ipynb #e9bc17b8
 def row_batches(
     steps,  # a pipe of single steps
-    s: dict,  # settings, as `Agent` gives them to a builder
+    s: dict,  # settings, as `Agent` passes them to a builder
 ):  # a pipe of batches
-    "Return n-step rows, and a replay of rows as `memory =` says"
+    "Return n-step rows followed by the replay that the setting `memory` names"
     if s['n_step'] > 1:
         steps = NStep(steps, s['n_step'], s['gamma'], (MASK, SUCCESS, *s['info']))
-    steps = s['rounds'](steps)  # of several learners
+    steps = s['rounds'](steps)  # for several learners
     common = chosen(s, 'bs', 'max_sz', 'ratio', 'warmup', 'seed', 'store')
     if s['memory'] == 'uniform':
         return ExperienceReplay(steps, **common)
@@ -110,37 +110,37 @@ def row_batches(
 
 # %% ../../nbs/learning/registry.ipynb #fc5c9920
 class Builder:
-    "Base class: how a recipe builds a learner; each learner registers a subclass by `builds`"
+    "Base class of builders, each of which makes a learner of a recipe; `builds` registers it"
 
-    memories = 'uniform', 'proportional', 'rank', 'hindsight'  # what `memory =` may be
-    settings = {}  # settings of this learner alone: name → value
-    ranks = True  # can several learners average what they learn?
+    memories = 'uniform', 'proportional', 'rank', 'hindsight'  # values of the setting `memory`
+    settings = {}  # settings of this learner only: name → value
+    ranks = True  # True if several learners can average their gradients
 
     def model(self, s, observations, actions):
-        "Return the model that learns, from settings and the spaces of one environment"
+        "Return the model from settings and the spaces of one environment"
         raise NotImplementedError
 
     def batches(self, steps, model, s):
-        "Lead from a pipe of single steps to batches"
+        "Return a pipe of batches from a pipe of single steps"
         return row_batches(steps, s)
 
     def learner(self, batches, model, s):
-        "Lead from batches to the learner, which is the last stage"
+        "Return the learner, which is the last stage, from a pipe of batches"
         raise NotImplementedError
 
     def policy(self, model, s, episodes):
-        "Return what acts while the model learns; `episodes()` returns how many have ended"
+        "Return the policy during training; `episodes()` returns the number of finished episodes"
         return EpsGreedy(model, exploration(s, episodes), [s['seed'], 1], s['device'])
 
     def greedy(self, model, s):
-        "Return what plays in evaluations: without exploring, or with as little as `eval_eps` says"
+        "Return the policy for evaluations, greedy or with the exploration of `eval_eps`"
         return EpsGreedy(model, s['eval_eps'], 0, s['device'])
 
 # %% ../../nbs/learning/registry.ipynb #1b24b9f1
 def builds(
-    name: str,  # what a recipe's `learner =` says
+    name: str,  # value of the setting `learner`
 ):  # a class decorator
-    "Register a `Builder`"
+    "Return a decorator that registers a `Builder`"
 
     def register(cls):
         LEARNERS[name] = cls()

@@ -29,14 +29,14 @@ from ..pipe import stage
 def sac_errors(
     actor,  # states → [B, 2*size]
     critics,  # states, actions from -1 to 1 → [n, B]
-    target,  # critics with older weights, called as `critics` are
+    target,  # critics with older weights, called in the same way
     batch: Steps,  # [B]
-    gamma: float,  # discount per step; ignored if rows have a `discount` column
-    temperature,  # what being undecided is worth
-    noise: torch.Tensor,  # [B, size], of a standard normal distribution
+    gamma: float,  # discount factor per step; ignored if rows have a `discount` column
+    temperature,  # the entropy coefficient α
+    noise: torch.Tensor,  # [B, size], from a standard normal distribution
     bounds: BoxBounds,  # of the actions
 ) -> tuple:  # values of the actions taken [n, B], with gradient, and targets [B], without
-    "Values and targets of the actions of a batch"
+    "Return values and targets of the actions of a batch"
     q = critics(batch.state, bounds.to_unit(batch.action, noise.dtype))
     with torch.no_grad():
         action, logp = squashed(actor(batch.next_state), noise)
@@ -47,10 +47,10 @@ def sac_errors(
 def critic_loss(
     q: torch.Tensor,  # [n, B]
     goal: torch.Tensor,  # [B]
-    batch: Steps,  # [B], perhaps with a `weight` for each row
+    batch: Steps,  # [B], with a `weight` for each row if there is one
 ) -> torch.Tensor:
-    "Half of the mean square of the errors, weighted as the replay says, summed over the critics"
-    check_shape('critic_loss', 'what the critics give', q, ('critics', len(goal)))
+    "Return half of the weighted mean squared error, summed over the critics"
+    check_shape('critic_loss', 'the output of the critics', q, ('critics', len(goal)))
     loss = (goal - q) ** 2
     if 'weight' in batch.dtype.names:
         loss = loss * batch.weight
@@ -61,21 +61,21 @@ def sac_actor_loss(
     actor,  # states → [B, 2*size]
     critics,  # states, actions from -1 to 1 → [n, B]
     batch: Steps,  # [B]
-    temperature,  # what being undecided is worth
-    noise: torch.Tensor,  # [B, size], of a standard normal distribution
-) -> tuple:  # the loss, and the log-densities of the actions that were drawn [B]
-    "How bad the actor's actions are, in the critics' eyes"
+    temperature,  # the entropy coefficient α
+    noise: torch.Tensor,  # [B, size], from a standard normal distribution
+) -> tuple:  # the loss, and the log densities of the sampled actions [B]
+    "Return the loss of the actor, and the log densities of the actions that it sampled"
     action, logp = squashed(actor(batch.state), noise)
     value = critics(batch.state, action).amin(0)
     return (temperature * logp - value).mean(), logp
 
 # %% ../../nbs/learning/sac.ipynb #f4bbaa3b
 class Temperature(nn.Module):
-    "A positive number that is learned as its logarithm"
+    "Entropy coefficient, a positive number that is learned as its logarithm"
 
     def __init__(
         self,
-        start: float = 1.0,  # at first
+        start: float = 1.0,  # initial value
     ):
         super().__init__()
         self.log = nn.Parameter(torch.tensor([math.log(start)]))
@@ -86,15 +86,16 @@ class Temperature(nn.Module):
 # %% ../../nbs/learning/sac.ipynb #60c14ba7
 @dataclass(eq=False, repr=False)
 class ActorCriticLearner(Learner):
-    "What learners of an actor and critics share"
+    "Base class of learners with an actor and critics"
 
     source: object  # a pipe of batches
-    actor: nn.Module  # states → numbers of an action, as `actor_net` gives; learned in place
-    critics: nn.Module  # states, actions from -1 to 1 → [n, B], as `Critics`; learned in place
+    actor: nn.Module  # states → numbers of an action, such as `actor_net`; trained in place
+    critics: nn.Module  # states, actions from -1 to 1 → [n, B], such as `Critics`; trained in place
     space: spaces.Box  # of one action, with finite bounds
-    gamma: float = 0.99  # discount per step; ignored if rows have a `discount` column
-    lr: float = 3e-4  # of actor and critics; a number, or a function of the updates so far
-    tau: float = 0.005  # how far the slow copies go towards their models
+    gamma: float = 0.99  # discount factor per step; ignored if rows have a `discount` column
+    # learning rate of actor and critics: a number, or a function of the updates so far
+    lr: float = 3e-4
+    tau: float = 0.005  # τ of target updates
 
     def __post_init__(self):
         self.bounds = BoxBounds(self.space, type(self).__name__)
@@ -104,20 +105,21 @@ class ActorCriticLearner(Learner):
 @stage('sac')
 @dataclass(eq=False, repr=False)
 class SACLearner(ActorCriticLearner):
-    """Soft actor-critic: takes batches, improves `actor` and `critics`, yields records
+    """Learner of soft actor-critic: takes batches, updates `actor` and `critics`, yields records.
 
-    `source`, `actor`, `critics`, `space`, `gamma`, `lr` and `tau` are as in `ActorCriticLearner`
+    `source`, `actor`, `critics`, `space`, `gamma`, `lr` and `tau` are as in `ActorCriticLearner`.
     """
 
     learned = dict(critics='lr', actor='lr', temperature='temperature_lr')
     follows = dict(target='critics')
 
-    temperature: float = 1.0  # what being undecided is worth, at first
-    temperature_lr: float = None  # learning rate of the temperature; None: `lr`, 0: constant
-    entropy: float = None  # the one that is wanted; None: minus the numbers of an action
+    temperature: float = 1.0  # initial entropy coefficient α
+    # learning rate of the entropy coefficient; None: `lr`; 0: it is constant
+    temperature_lr: float = None
+    entropy: float = None  # target entropy; None: minus the size of an action
     max_norm: float = math.inf  # gradients of each model are scaled down to this norm
-    optimizer: object = None  # parameters → optimizer, instead of Adam
-    seed: int = None  # of the actions that are drawn in an update; None: others each time
+    optimizer: object = None  # a function parameters → optimizer; None: Adam
+    seed: int = None  # seed of the actions sampled in updates; None: a random one
 
     def __post_init__(self):
         self.temperature = Temperature(self.temperature).to(next(self.actor.parameters()))
@@ -160,7 +162,7 @@ class SACLearner(ActorCriticLearner):
 
 # %% ../../nbs/learning/sac.ipynb #9f9dffa9
 class ActorCritic(nn.Module):
-    "An actor and critics, and the space of their actions"
+    "Actor, critics, and the space of their actions"
 
     def __init__(
         self,
@@ -176,7 +178,7 @@ class ActorCritic(nn.Module):
 
 @builds('sac')
 class SACBuilder(Builder):
-    "`learner = sac`: an `actor_net` and `Critics`, n-step rows, a replay of rows"
+    "Builder of `learner = sac`: `actor_net` and `Critics`, n-step rows, a replay of rows"
 
     spread = True
     learns = SACLearner

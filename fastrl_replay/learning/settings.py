@@ -17,28 +17,28 @@ from ..steps.files import open_plain
 
 # %% ../../nbs/learning/settings.ipynb #5e771e01
 class SettingsError(FastrlError, ValueError):
-    "A recipe or a setting that isn't there, or doesn't fit"
+    "Error of a recipe or a setting that does not exist, or has an invalid value"
 
 # %% ../../nbs/learning/settings.ipynb #92a15154
 def as_bool(
     text: str,  # yes or no
 ) -> bool:
-    "Read yes or no"
+    "Return yes or no as a bool"
     return dict(yes=True, true=True, no=False, false=False)[text.lower()]
 
 
-READ = {  # kind of a setting → how its text is read, and what to call it
+READ = {  # type of a setting → how its text is read, and a name for errors
     bool: (as_bool, 'yes or no'),
-    int: (int, 'a whole number'),
+    int: (int, 'an integer'),
     float: (float, 'a number'),
     str: (str, 'text'),
 }
 
 
 def as_value(
-    text: str,  # as it stands in the file
+    text: str,  # as in the file
 ):  # bool, int, float, or the text itself
-    "Read the text of a setting whose kind is not known"
+    "Return the value of a setting of unknown type"
     for read, _ in READ.values():
         try:
             return read(text)
@@ -47,12 +47,12 @@ def as_value(
 
 
 def read_setting(
-    recipe: str,  # whose setting it is
-    key: str,  # the setting's name
+    recipe: str,  # the recipe
+    key: str,  # the name of the setting
     text: str,  # the new value
     old,  # the value that it replaces
-):  # the new value, of the kind of the old one
-    "Read the text of a setting, or raise if it is of another kind"
+):  # the new value, with the type of the old one
+    "Return the value of a setting; raise if it has a different type"
     read, expected = READ[type(old)]
     try:
         return read(text)
@@ -61,12 +61,12 @@ def read_setting(
             f'recipe {recipe!r}',
             f'setting {key!r}',
             repr(text)[:60],
-            f'{expected}, as {setting_text(old)}',
+            f'{expected}, such as {setting_text(old)}',
         ) from None
 
 # %% ../../nbs/learning/settings.ipynb #6319e6bd
 def setting_text(value) -> str:
-    "Return the value of a setting as it stands in a file"
+    "Return the value of a setting as text for a file"
     if isinstance(value, bool):
         return 'yes' if value else 'no'
     if isinstance(value, tuple):
@@ -75,12 +75,12 @@ def setting_text(value) -> str:
 
 # %% ../../nbs/learning/settings.ipynb #21bf7933
 def nearest(
-    where: str,  # who asks
-    what: str,  # what kind of name it is
-    name: str,  # the one that was given
-    names,  # those that there are
+    where: str,  # the name for errors
+    what: str,  # what the name stands for
+    name: str,  # the given name
+    names,  # the valid names
 ):
-    "An error where `name` is none of `names`"
+    "Raise if `name` is not one of `names`, with the most similar name"
     if name in names:
         return
     raise SettingsError(
@@ -90,17 +90,17 @@ def nearest(
     )
 
 # %% ../../nbs/learning/settings.ipynb #cb1f42f2
-LEARNERS = {}  # what a recipe's `learner =` may be → its Builder, as `builds` registers it
+LEARNERS = {}  # value of the setting `learner` → its Builder, registered by `builds`
 
 
 def _value(line):
-    "Return the text of a value without the comment that stands behind it"
+    "Return the text of a value without the comment after it"
     return f' {line}'.partition(' #')[0].strip()
 
 
 @dataclass
 class Recipe:
-    "A training recipe"
+    "Recipe of a training run"
 
     name: str  # the section
     about: str  # what it shows
@@ -108,7 +108,7 @@ class Recipe:
     lines: dict  # name → value and comment, as in the file
 
     def text(self) -> str:
-        "Return the recipe as it would stand in a file"
+        "Return the recipe as text for a file"
         lines = [f'[{self.name}]', f'about = {self.about}']
         for key, value in self.settings.items():
             line = self.lines.get(key, setting_text(value))
@@ -135,13 +135,13 @@ class Recipe:
 # %% ../../nbs/learning/settings.ipynb #2b9a0f16
 def file_text(
     path,  # of a file
-) -> str:  # what it holds
-    "Read the text of a regular file in UTF-8"
+) -> str:  # its text
+    "Return the text of a regular file in UTF-8"
     with open_plain(path, 2**26) as file:
         try:
             return io.TextIOWrapper(file, 'utf-8-sig').read()
         except UnicodeDecodeError as e:
-            raise SettingsError('files', f"{path} can't be read", e, 'a text file in UTF-8') from e
+            raise SettingsError('files', f"{path} cannot be read", e, 'a text file in UTF-8') from e
 
 # %% ../../nbs/learning/settings.ipynb #5e771e09
 def _read(parser, path):
@@ -154,7 +154,7 @@ def _read(parser, path):
 
 
 def recipes(
-    file=None,  # settings file on top of the shipped one
+    file=None,  # a settings file on top of the shipped one; None: only the shipped one
 ) -> dict:  # name → Recipe
     "Return all training recipes"
     # no section is special
@@ -168,10 +168,10 @@ def recipes(
     def whole(name, below=()):
         who = f'recipe {name!r}'
         if name in below:
-            raise SettingsError(who, '`like` leads back to it', ' → '.join([*below, name]))
+            raise SettingsError(who, '`like` leads back to this recipe', ' → '.join([*below, name]))
         section = dict(parser[name])
         base = _value(section.pop('like', 'defaults'))
-        nearest(who, 'recipe to be like', base, parser.sections())
+        nearest(who, 'recipe for `like`', base, parser.sections())
         above = defaults if name == 'defaults' else whole(base, (*below, name))
         return above.with_changes(name, section)
 
@@ -180,7 +180,7 @@ def recipes(
 
 def recipe(
     name: str,  # of a recipe
-    file=None,  # settings file on top of the shipped one
+    file=None,  # a settings file on top of the shipped one; None: only the shipped one
     /,
     **changes,  # setting=value, as text or as a value
 ) -> Recipe:  # with these changes

@@ -24,7 +24,7 @@ from ..replay.experience import ExperienceReplay
 
 # %% ../../nbs/learning/tabular.ipynb #fafae291
 class QTable(nn.Module):
-    "A value for each action in each state, all 0 at first"
+    "Table of the value of each action in each state, all 0 at first"
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class QTable(nn.Module):
         if not isinstance(observation_space, spaces.Discrete):
             raise ArgumentTypeError(
                 'QTable',
-                'the observation space',
+                'the observation space must be Discrete',
                 observation_space,
-                'Discrete',
-                'a network: value_net(observation_space, action_space)',
+                None,
+                'use a network: value_net(observation_space, action_space)',
             )
         self.first = int(observation_space.start)
         shape = int(observation_space.n), n_actions(action_space)
@@ -49,7 +49,7 @@ class QTable(nn.Module):
 
     @property
     def values(self) -> np.ndarray:
-        "The array [states, actions]"
+        "Return the array [states, actions]"
         return self.table.numpy()
 
     def __repr__(self):
@@ -79,12 +79,12 @@ def q_update(q, state, action, reward, next_state, discount, step, td, allowed):
 @stage('q_learn')
 @dataclass(eq=False, repr=False)
 class QLearner(Learner):
-    "Tabular Q-learning: takes batches, improves `table`, yields records"
+    "Learner of tabular Q-learning: takes batches, updates `table`, yields records"
 
-    source: object  # a pipe of batches, or of steps as they come
-    table: QTable  # what is learned
-    gamma: float = 0.99  # discount per step; ignored if rows have a `discount` column
-    lr: float = 0.5  # step size; a number, or a function of the updates so far
+    source: object  # a pipe of batches, or of steps
+    table: QTable  # the table, trained in place
+    gamma: float = 0.99  # discount factor per step; ignored if rows have a `discount` column
+    lr: float = 0.5  # step size: a number, or a function of the updates so far
 
     def _models(self):
         return dict(table=self.table)
@@ -122,7 +122,7 @@ class QLearner(Learner):
             named = rows[['state', 'action', 'next_state', 'reward']][bad]
             raise ArgumentError(
                 'QLearner',
-                f'row {bad} is outside the table, or its reward is no finite number',
+                f'row {bad} is outside the table, or its reward is not finite',
                 f'state, action, next state, reward: {named}',
                 self.table,
                 'make the table from the spaces of these environments',
@@ -134,7 +134,7 @@ class QLearner(Learner):
 # %% ../../nbs/learning/tabular.ipynb #cf28c8ab
 @builds('table')
 class TableBuilder(Builder):
-    "`learner = table`: a `QTable`, learned from single steps, with or without a replay"
+    "Builder of `learner = table`: a `QTable`, trained on single steps or on a replay"
 
     # rows are learned one after the other
     memories = 'uniform', 'none'
@@ -158,7 +158,7 @@ class TableBuilder(Builder):
 # %% ../../nbs/learning/tabular.ipynb #80df7677
 @dataclass
 class _LearnAndPass:
-    "Learn from steps and let them pass"
+    "Function that learns from steps and passes them on"
 
     learner: QLearner
 

@@ -20,18 +20,18 @@ from ..pipe import stage
 # %% ../../nbs/learning/td3.ipynb #10f838d1
 def td3_errors(
     critics,  # states, actions from -1 to 1 → [n, B]
-    target,  # critics with older weights, called as `critics` are
-    target_actor,  # states → [B, size], slower
+    target,  # critics with older weights, called in the same way
+    target_actor,  # the target network of the actor: states → [B, size]
     batch: Steps,  # [B]
-    gamma: float,  # discount per step; ignored if rows have a `discount` column
-    noise: torch.Tensor,  # [B, size], which is added to the slow actor's actions
+    gamma: float,  # discount factor per step; ignored if rows have a `discount` column
+    noise: torch.Tensor,  # [B, size], added to the actions of the target actor
     bounds: BoxBounds,  # of the actions
 ) -> tuple:  # values of the actions taken [n, B], with gradient, and targets [B], without
-    "Values and targets of the actions of a batch"
+    "Return values and targets of the actions of a batch"
     q = critics(batch.state, bounds.to_unit(batch.action, noise.dtype))
     with torch.no_grad():
         action = target_actor(batch.next_state).tanh()
-        check_shape('td3_errors', 'what the actor gives', action, noise.shape)
+        check_shape('td3_errors', 'the output of the actor', action, noise.shape)
         after = target(batch.next_state, (action + noise).clamp(-1, 1)).amin(0)
         return q, batch.reward + discounts(batch, gamma) * after
 
@@ -41,16 +41,16 @@ def td3_actor_loss(
     critics,  # states, actions from -1 to 1 → [n, B]
     batch: Steps,  # [B]
 ) -> torch.Tensor:
-    "How bad the actor's actions are, in the first critic's eyes"
+    "Return the loss of the actor, from the first critic's values"
     return -critics(batch.state, actor(batch.state).tanh())[0].mean()
 
 # %% ../../nbs/learning/td3.ipynb #7bbdaab1
 @stage('td3')
 @dataclass(eq=False, repr=False)
 class TD3Learner(ActorCriticLearner):
-    """Twin delayed DDPG: takes batches, improves `actor` and `critics`, yields records
+    """Learner of twin delayed DDPG: takes batches, updates `actor` and `critics`, yields records.
 
-    `source`, `actor`, `critics`, `space`, `gamma`, `lr` and `tau` are as in `ActorCriticLearner`
+    `source`, `actor`, `critics`, `space`, `gamma`, `lr` and `tau` are as in `ActorCriticLearner`.
     """
 
     learned = dict(critics='lr', actor='lr')
@@ -58,11 +58,11 @@ class TD3Learner(ActorCriticLearner):
     follow_every = 'actor_every'
 
     smoothing: float = 0.2  # standard deviation of the noise in targets, for bounds -1 and 1
-    most: float = 0.5  # that noise at most
-    actor_every: int = 2  # critic updates per update of the actor and of the slow copies
+    most: float = 0.5  # limit of this noise
+    actor_every: int = 2  # critic updates for each update of the actor and the target networks
     max_norm: float = math.inf  # gradients are scaled down to this norm
-    optimizer: object = None  # parameters → optimizer, instead of Adam
-    seed: int = None  # of the noise in targets; None: others each time
+    optimizer: object = None  # a function parameters → optimizer; None: Adam
+    seed: int = None  # seed of the noise in targets; None: a random one
 
     def losses(self, batch):
         kind = next(self.actor.parameters()).dtype
@@ -81,7 +81,7 @@ class TD3Learner(ActorCriticLearner):
 # %% ../../nbs/learning/td3.ipynb #ac73cca6
 @builds('td3')
 class TD3Builder(SACBuilder):
-    "`learner = td3`: an `actor_net` and `Critics`, n-step rows, a replay of rows"
+    "Builder of `learner = td3`: `actor_net` and `Critics`, n-step rows, a replay of rows"
 
     spread = False
     learns = TD3Learner

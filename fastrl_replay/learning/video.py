@@ -17,18 +17,18 @@ from ..steps.errors import ArgumentError
 # %% ../../nbs/learning/video.ipynb #51de0015
 @contextmanager
 def recording(
-    path,  # of the video; None: there is none
-    source,  # what a stepper takes
-    who: str = 'evaluate',  # who asks
-):  # gives the same source, of which the first environment is filmed
-    "Record an episode; the file is there at the end if no error occurred"
+    path,  # of the video; None: no video
+    source,  # an argument for a stepper
+    who: str = 'evaluate',  # the name for errors
+):  # yields the same source, whose first environment is filmed
+    "Record an episode; the file is complete at the end if no error occurred"
     if path is None:
         yield source
         return
     path = Path(path)
     if path.suffix.lower() != '.mp4' or not path.parent.is_dir():
         raise ArgumentError(
-            who, 'record', str(path), 'a file that ends with .mp4, in a directory that exists'
+            who, 'record', str(path), 'a path that ends in .mp4, in an existing directory'
         )
     first, *others = source if isinstance(source, (list, tuple)) else [source]
     env = first
@@ -45,7 +45,7 @@ def recording(
             missing = isinstance(e, (gym.error.DependencyNotInstalled, ImportError))
             raise ArgumentError(
                 who,
-                'record: no video can be made of this environment',
+                'record: this environment cannot be filmed',
                 ' '.join(f'{type(e).__name__}: {e}'.split()),
                 "an environment that renders with render_mode='rgb_array'",
                 "pip install 'fastrl_replay[video]'" if missing else None,

@@ -47,11 +47,11 @@ const WORDS = {
   probability: 'sampling probability as a multiple of uniform',
   priority: 'sampling priority, as last set by update_priorities; new rows use initial',
   weight: 'importance weight, (smallest probability / probability)^beta',
-  age: 'rows added since', stale: 'priorities that arrived after their rows were overwritten',
-  ess: 'effective sample size: as even as uniform sampling from so many rows', never_drawn: 'fraction never sampled',
-  fill: 'fill level', sampled: 'times a row was sampled; of a memory, rows sampled in total', batches: 'batches sampled in total', inserted: 'rows added in total',
-  evicted: 'rows overwritten in total', age_mean: 'mean age of sampled rows, in rows added since', age_max: 'max of this age',
-  drawn_mean: 'mean number of times a sampled row was sampled', drawn_max: 'max of this number',
+  age: 'rows added since then', stale: 'priorities that arrived after their rows were overwritten',
+  ess: 'effective sample size: number of rows whose uniform sampling is equally even', never_drawn: 'fraction never sampled',
+  fill: 'fill level', sampled: 'times a row was sampled; for the replay buffer, total number of sampled rows', batches: 'total number of sampled batches', inserted: 'total number of added rows',
+  evicted: 'total number of overwritten rows', age_mean: 'mean age of sampled rows, in rows added since', age_max: 'maximum of this age',
+  drawn_mean: 'mean number of samples of rows that were sampled', drawn_max: 'maximum of this number',
   beta: 'exponent of importance weights',
 };
 function meaning(name, part) {
@@ -123,7 +123,7 @@ const charts = list => element('div.charts', {}, ...list.map(c => chart(c)));
 const runHead = r => element('p.state', { 'data-state': r.state }, element('b', {}, r.state), ' ', r.lead);
 function oneRun(r) {
   const [first, ...others] = r.charts;
-  return [runHead(r), facts(r.facts), first ? chart(first, true) : element('p.note', {}, 'no metrics so far'), others.length ? section('Metrics', charts(others)) : null,
+  return [runHead(r), facts(r.facts), first ? chart(first, true) : element('p.note', {}, 'no metrics yet'), others.length ? section('Metrics', charts(others)) : null,
     section('Details', element('div.tables', {}, ...r.tables.map(t => titled(t))))];
 }
 function manyRuns(runs) {   // side by side
@@ -182,16 +182,16 @@ function memory(p) {
     button('→', 'next step (→)', () => go(now.episode, now.step + 1)), button('⇥', 'last step (End)', () => go(now.episode, Infinity)), view.slider);
   view.steps = element('div.steps', {}, view.title, controls, view.zooms, view.tracks, view.notes, view.panel);
   const help = folded('Keys and search', element('p.note', {}, '← → steps, ↑ ↓ episodes, PgUp PgDn ten steps, Home End, n N next and last match, + - 0 zoom, space plays, / searches. ' +
-    'A search has words with : != > < >= <= between a name and a value. Of episodes: env, return, length, end. Of steps: key, step, sampled, probability, priority, weight and each column, or one of its numbers: state[2]>0.2. ' +
-    'Other words look for the reason why an episode was chosen, or how it ended.'));
+    'A search term is a name, one of : != > < >= <=, and a value. Names for episodes: env, return, length, end. Names for steps: key, step, sampled, probability, priority, weight, and each column or one of its numbers: state[2]>0.2. ' +
+    'Other words match the reason why an episode was chosen, or how it ended.'));
   const remarks = p.remarks.map(r => element('li', {}, r.text, ' ', ...r.keys.map(k => element('span', {}, keyLink(k), ' '))));
-  const checked = `No remarks: looked at returns, silent environments, ends of episodes and priorities, and at the columns of ${shown(p.checked)} rows`;
-  const many = p.of > p.episodes.length ? `${p.episodes.length} of ${shown(p.of)} episodes are in this page, and pictures of some steps.` : `All ${p.of} episodes are in this page.`;
-  const steps = p.episodes.length ? [section('Episodes in the ring', ring(p), element('p.note', {}, many)),
+  const checked = `No remarks. Checked: returns, silent environments, ends of episodes, priorities, and the columns of ${shown(p.checked)} rows`;
+  const many = p.of > p.episodes.length ? `${p.episodes.length} of ${shown(p.of)} episodes are on this page, with images of some steps.` : `All ${p.of} episodes are on this page.`;
+  const steps = p.episodes.length ? [section('Episodes in the replay buffer', ring(p), element('p.note', {}, many)),
     section('Steps', element('div.searching', {}, view.input, view.message), help, element('div.panes', {}, view.list, view.steps))] : [];
-  const head = data.parts.length > memories().length ? element('h2', {}, `Memory: ${p.title}`) : null;
+  const head = data.parts.length > memories().length ? element('h2', {}, `Replay buffer: ${p.title}`) : null;
   return [head, element('p.lead', {}, p.lead), remarks.length ? section('Remarks', element('ul.remarks', {}, ...remarks)) : p.rows ? element('p.checked', {}, checked) : null, ...steps,
-    p.charts.length ? section('The whole memory', charts(p.charts)) : null,
+    p.charts.length ? section('Whole replay buffer', charts(p.charts)) : null,
     section('Numbers', facts(p.numbers, p), folded('Settings', facts(p.settings, p)), folded('Bytes', facts(p.size)),
       folded('Columns of a row', table({ head: ['column', 'dtype', 'shape'], rows: p.columns.map(c => [c.name, c.dtype, c.shape.join(' × ')]) })))];
 }
@@ -202,7 +202,7 @@ function ring(p) {   // episodes along the ring, a line for each environment
   const place = k => (k - p.oldest) / wide * 1000, there = new Map(p.episodes.map((e, i) => [e.first, i])), r = p.ring;
   r.first.forEach((first, j) => {
     const i = there.get(first), x = place(first), bar = shape('rect', { class: `${r.end[j]}${i === undefined ? ' pale' : ''}`, x, y: 10 * line.get(r.env_id[j]) + 1, width: Math.max(place(r.last[j] + 1) - x - .6, .6), height: 8 },
-      shape('title', {}, `env ${r.env_id[j]}, keys ${shown(first)} to ${shown(r.last[j])}, ${r.end[j]}` + (i === undefined ? ', not in this page' : '')));
+      shape('title', {}, `env ${r.env_id[j]}, keys ${shown(first)} to ${shown(r.last[j])}, ${r.end[j]}` + (i === undefined ? ', not on this page' : '')));
     if (i !== undefined) bar.addEventListener('click', () => go(i, 0));
     svg.append(bar);
   });
@@ -210,7 +210,7 @@ function ring(p) {   // episodes along the ring, a line for each environment
   const kinds = [...new Set(r.end)].map(end => element('span', {}, element(`i.${end}`), end));
   const some = r.first.length < p.of ? element('span', {}, `${shown(r.first.length)} of ${shown(p.of)} episodes are drawn`) : null;
   return element('div.ring', {}, svg, element('div.ends.note', {}, element('span', {}, `key ${shown(p.oldest)}`), element('span', {}, `key ${shown(p.inserted - 1)}`)),
-    element('p.legend.note', {}, ...kinds, element('span', {}, 'pale: not in this page; click the others'), p.remarks.length ? element('span', {}, element('i.named'), 'rows of remarks') : null, some));
+    element('p.legend.note', {}, ...kinds, element('span', {}, 'pale: not on this page (click others to open them)'), p.remarks.length ? element('span', {}, element('i.named'), 'rows of remarks') : null, some));
 }
 
 // ---- search: `env:3 return>10 reward<0 key:120` ----
@@ -256,8 +256,8 @@ function search(text) {
 function whereIs(key) {   // a row that is not in the sample
   const p = part();
   if (key < p.oldest) return `row ${shown(key)} was overwritten; the oldest is ${shown(p.oldest)}`;
-  if (key >= p.inserted) return `row ${shown(key)} was not added so far; the newest is ${shown(p.inserted - 1)}`;
-  return `row ${shown(key)} is in the memory, but not in this page`;
+  if (key >= p.inserted) return `row ${shown(key)} was not added yet; the newest is ${shown(p.inserted - 1)}`;
+  return `row ${shown(key)} is in the replay buffer, but not on this page`;
 }
 
 // ---- the list of episodes ----
@@ -273,7 +273,7 @@ function drawList() {
     item.addEventListener('click', () => go(k, 0));
     return item;
   }));
-  if (!now.found.length) view.list.append(element('p.note', {}, 'nothing found'));
+  if (!now.found.length) view.list.append(element('p.note', {}, 'no matches'));
 }
 function showSelected() {
   for (const b of view.list.querySelectorAll('.episode')) {
@@ -409,12 +409,12 @@ function drawPanel() {
 function neighbors(e, i) {   // the rows before and after
   const told = [...columnsOf('action', 'number', 'numbers', 'flag'), ...columnsOf('reward')].map(c => c.name), ended = j => ['terminated', 'truncated'].filter(n => at(e, n, j) === true).join(', ');
   const row = (name, j) => e.at[j] === e.at[i] + j - i ? [e.key[j], name, ...told.map(n => at(e, n, j)), ended(j)] : null;
-  return table({ head: ['key', '', ...told, ''], keys: true, rows: [row('row before', i - 1), row('this row', i), row('row after', i + 1)].filter(Boolean) });
+  return table({ head: ['key', '', ...told, ''], keys: true, rows: [row('previous row', i - 1), row('this row', i), row('next row', i + 1)].filter(Boolean) });
 }
 function pictures(e, name, i) {
   const strip = n => {
     const ids = e.pictures[n]?.[i], there = Object.keys(e.pictures[n] ?? {}).map(Number), near = there.reduce((a, b) => Math.abs(b - i) < Math.abs(a - i) ? b : a, there[0]);
-    const none = there.length ? element('p.note', {}, 'no picture of this step in this page; the nearest: ', keyLink(e.key[near], `step ${shown(e.at[near] + 1)}`)) : element('p.note', {}, 'no pictures in this page');
+    const none = there.length ? element('p.note', {}, 'there is no image of this step on this page; the nearest: ', keyLink(e.key[near], `step ${shown(e.at[near] + 1)}`)) : element('p.note', {}, 'no pictures in this page');
     return element('figure', {}, element('figcaption', {}, n), ids ? element('div.strip', {}, ...ids.map(frame)) : none);
   };
   return element('div.pictures', {}, strip(name), strip('next_' + name));
@@ -432,7 +432,7 @@ function sequences(e, i) {
 function hindsight(e, i) {
   const m = e.more, rows = [['desired goal', shown(at(e, 'state.desired_goal', i)), shown(m.goal[i])], ['key of the goal', null, m.goal_key[i]]];
   for (const [name, values] of [['reward', m.goal_reward], ['terminated', m.goal_terminated]]) if (values) rows.push([name, at(e, name, i), values[i]]);
-  return element('div', {}, element('h3', {}, 'With a goal in hindsight'), table({ head: ['', 'as stored', 'as it may be sampled'], rows }));
+  return element('div', {}, element('h3', {}, 'Hindsight goal'), table({ head: ['', 'as stored', 'as it may be sampled'], rows }));
 }
 
 // ---- moving ----
@@ -444,9 +444,9 @@ function go(k, i) {
   now.key = e.key[now.step];
   if (view.shown !== e) {
     view.shown = e;
-    const of = e.key.length < e.rows ? `; ${shown(e.key.length)} of its ${shown(e.rows)} rows are in this page` : '';
+    const of = e.key.length < e.rows ? `; ${shown(e.key.length)} of its ${shown(e.rows)} rows are on this page` : '';
     view.title.replaceChildren(`Environment ${e.env_id}, keys ${shown(e.first)} to ${shown(e.last)}`, element('span.note', {}, ` ${shown(e.length)} steps, ${e.end}` +
-      (e.total === undefined ? '' : `, return ${shown(e.total)}`) + (e.whole ? '' : '; its first rows are overwritten') + of + `. Chosen: ${e.why.join(', ')}.`));
+      (e.total === undefined ? '' : `, return ${shown(e.total)}`) + (e.whole ? '' : '; its first rows were overwritten') + of + `. Chosen: ${e.why.join(', ')}.`));
     now.from = 0;
     view.slider.max = e.key.length - 1;
     drawTracks();
@@ -545,7 +545,7 @@ async function refresh() {
 let theme = null;
 try { theme = localStorage.getItem('theme'); } catch { /* a frame in a notebook keeps nothing */ }
 if (['light', 'dark'].includes(theme)) root.dataset.theme = theme;
-document.querySelector('header').append(button('◐', 'light or dark', () => {
+document.querySelector('header').append(button('◐', 'switch between light and dark', () => {
   const dark = (root.dataset.theme ?? (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light')) === 'dark';
   root.dataset.theme = dark ? 'light' : 'dark';
   try { localStorage.setItem('theme', root.dataset.theme); } catch { /* as above */ }

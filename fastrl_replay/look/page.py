@@ -48,9 +48,9 @@ def escaped(text) -> str:
 def page_html(
     parts: list,  # samples of runs and memories
     title: str,
-    version: int = None,  # of the data of a page that is served; None: a page in a file
+    version: int = None,  # of the data of a served page; None: a page in a file
 ) -> str:
-    "Return the page of some samples"
+    "Return the HTML page of some samples"
     texts = {
         n: (files('fastrl_replay') / 'look' / f'page.{n}').read_text('utf-8') for n in ('js', 'css')
     }
@@ -73,13 +73,13 @@ def page_html(
 
 # %% ../../nbs/look/page.ipynb #c9f5dd79
 class Framed:
-    "A page that a notebook shows in place"
+    "Page that a notebook shows in place"
 
     def __init__(self, page):
         self.page = page
 
     def __repr__(self):
-        return f'a page of {len(self.page):,} characters; page(path) writes it into a file'
+        return f'a page of {len(self.page):,} characters; page(path) writes it to a file'
 
     def _repr_html_(self):
         attributes = 'sandbox="allow-scripts" width="100%" height="640" frameborder="0"'
@@ -88,16 +88,14 @@ class Framed:
 
 def page(
     self,
-    path=None,  # of an HTML file; None: return a page that a notebook shows
+    path=None,  # path of an HTML file; None: return a page that a notebook shows
 ):
     "Write a self-contained HTML page with a sample of episodes. Read-only."
     who = type(self).__name__
     if path is not None:
         path = Path(path).expanduser()
         if path.is_dir() or not path.parent.is_dir():
-            raise ArgumentError(
-                who, 'path', repr(str(path)), 'the name of a file in an existing directory'
-            )
+            raise ArgumentError(who, 'path', repr(str(path)), 'a file in an existing directory')
     text = page_html(samples_of(self), who)
     if path is None:
         return Framed(text)

@@ -47,7 +47,7 @@ def about_ends(seen):
     env = envs[longest]
     if not over.any():
         if length > 1000:
-            text = f'no episode in the memory has ended; environment {env} is at step {length:,}'
+            text = f'no episode in the buffer has ended; environment {env} is at step {length:,}'
             yield text, e['last'][[longest]]
         return
     others = lengths[envs != env]
@@ -68,12 +68,12 @@ def about_priorities(seen):
     batches = seen['numbers'].get('batches', n / 100)
     p = draw['priority']
     if n and batches >= 10 and p.max() - p.min() <= 1e-9 * abs(p.max()):
-        text = f'all priorities are {p[0]:g} after {n:,} samples: was update_priorities called?'
+        text = f'all priorities are {p[0]:g} after {n:,} samples (was update_priorities called?)'
         yield text, seen['row']['key'][[drawn.argmax()]]
 
 
 def remarks_on_memory(
-    seen: dict,  # as `contents` gives it; it has rows
+    seen: dict,  # a result of `contents` that has rows
 ) -> list:  # of (text, keys of rows that show it)
     "Return remarks on rows and episodes"
     found = []
@@ -96,7 +96,7 @@ def remarks_on_rows(
         checked = name.split('.')[0] in ('state', 'action') or x.dtype.kind == 'f'
         usual = name.startswith('next_state') or name in ('reward', 'total_reward', 'discount')
         if checked and not usual and x.size and (x == x[:1]).all():
-            found.append((f'{name} is the same in all {n:,} rows looked at', key[[0, -1]]))
+            found.append((f'{name} is the same in all {n:,} rows that were checked', key[[0, -1]]))
     same = rows['same']
     over = rows.get('terminated', np.zeros(n, bool)) | rows.get('truncated', np.zeros(n, bool))
     floats = any(x.dtype.kind == 'f' for name, x in rows.items() if name.startswith('state'))

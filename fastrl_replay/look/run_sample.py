@@ -32,20 +32,20 @@ def smooth(x, n=20):
 
 
 def outcome_chart(title, lines, name, episodes, values, levels=(), events=()):
-    "Return a chart of episodes while exploring, their mean, and evaluations"
+    "Return a chart of episodes with exploration, their mean, and evaluations"
     x, y = episodes.get('ends', []), episodes.get(values, [])
     if len(x) == len(y) > 0:
-        drawn = [line('episode, exploring', x, y, 'dots', 2000)]
+        drawn = [line('episode, with exploration', x, y, 'dots', 2000)]
         drawn.append(line('mean of 41 episodes', x, smooth(y).tolist()))
     else:
-        drawn = [line('mean of episodes, exploring', *column(lines, f'{name}_mean'))]
+        drawn = [line('mean of episodes, with exploration', *column(lines, f'{name}_mean'))]
     drawn.append(line('evaluation, no exploration', *column(lines, f'eval_{name}'), style='marked'))
     return chart(title, 'environment steps', *drawn, levels=levels, events=events)
 
 
 def outcome_charts(
     lines: list,  # metrics
-    episodes: dict = None,  # `ends`, `returns` and `successes`; None: not known
+    episodes: dict = None,  # `ends`, `returns` and `successes`; None: unknown
     solved: float = None,  # return that counts as solved
     events=(),  # (environment step, text)
 ) -> list:
@@ -53,7 +53,7 @@ def outcome_charts(
     levels = [[solved, 'solved']] if is_number(solved) else []
     episodes = episodes or {}
     charts = [outcome_chart('Return', lines, 'return', episodes, 'returns', levels, events)]
-    charts.append(outcome_chart('Share of successes', lines, 'success', episodes, 'successes'))
+    charts.append(outcome_chart('Success rate', lines, 'success', episodes, 'successes'))
     return [c for c in charts if c['lines']]
 
 # %% ../../nbs/look/run_sample.ipynb #64fa83d8
@@ -63,7 +63,7 @@ TITLES = dict(
     norm='Gradient norm, before clipping',
     q='Mean Q value',
     eps='Exploration rate ε',
-    fill='Fill level of the memory',
+    fill='Fill level of the replay buffer',
     age_mean='Age of sampled rows, mean',
     age_max='Age of sampled rows, max',
     steps_per_s='Environment steps per second',
@@ -72,7 +72,7 @@ NO_CURVES = 'env_steps updates episodes wall_s return_mean success_mean'.split()
 
 
 def rate(lines, over, under):
-    "Return environment steps, and the increase of one counter divided by that of another"
+    "Return environment steps, and the increase of one counter divided by that of another counter"
     lines = [m for m in lines if is_number(m.get(over)) and is_number(m.get(under))]
     lines = [{'env_steps': 0, over: 0, under: 0}, *lines]
     x, y = [], []
@@ -94,7 +94,7 @@ def metric_charts(lines: list) -> list:
 
 # %% ../../nbs/look/run_sample.ipynb #d797583d
 def result_facts(lines, summary, settings):
-    "Return what a run has reached, by name"
+    "Return the results of a run, by name"
     last = next((m for m in reversed(lines) if 'wall_s' in m), {})
     got = {**last, **summary}
     facts = {
@@ -104,9 +104,9 @@ def result_facts(lines, summary, settings):
         'step of the best evaluation': summary.get('best_at_step'),
         'target return': summary.get('solved', settings.get('solved')),
         'target reached at step': summary.get('solved_at_step'),
-        'share of successes': summary.get('final_success'),
+        'success rate': summary.get('final_success'),
         'environment steps': got.get('env_steps', 0),
-        'environment steps in all': settings.get('steps'),
+        'total environment steps': settings.get('steps'),
         'updates': got.get('updates'),
         'episodes': got.get('episodes'),
         'seconds': got.get('wall_s'),
@@ -132,7 +132,7 @@ def run_tables(lines, config, recipe):
         value = setting_text(v)
         usual = setting_text(recipe.get(k, v))
         settings.append(dict(setting=k, value=value, recipe=usual if usual != value else None))
-    settings.sort(key=lambda row: row['recipe'] is None)  # those that were changed come first
+    settings.sort(key=lambda row: row['recipe'] is None)  # changed settings come first
     versions = config.get('versions') if isinstance(config.get('versions'), dict) else {}
     origin = {k: config.get(k) for k in ('began', 'machine')} | versions
     origin = [dict(name=k, value=str(v)) for k, v in origin.items() if v is not None]
@@ -150,10 +150,10 @@ def run_sample(
     title: str,
     config: dict,  # config.json
     lines: list,  # metrics
-    summary: dict = None,  # of a run that has ended
+    summary: dict = None,  # of a run that has ended; None: it has not
     episodes: dict = None,  # as for `outcome_charts`
-    recipe: dict = None,  # settings of its recipe; None: not known
-    state: str = 'ended',  # also running, silent or unreadable
+    recipe: dict = None,  # settings of its recipe; None: unknown
+    state: str = 'ended',  # also 'running', 'silent' or 'unreadable'
     said: str = '',  # a sentence about the state
 ) -> dict:  # plain data
     "Return a sample of a run"

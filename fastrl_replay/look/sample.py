@@ -48,8 +48,8 @@ def number_episodes(ahead, which, left):
 def rows_and_episodes(
     key: np.ndarray,  # keys, oldest first
     ahead: np.ndarray,  # distance to the next row of the episode; 0: none
-    back: np.ndarray,  # distance to the row before
-    read,  # (names, positions) -> these columns, where they exist
+    back: np.ndarray,  # distance to the previous row
+    read,  # (names, positions) → those of these columns that exist
 ):
     "Return two dicts of arrays: of rows, and of episodes in the order of their last rows"
     which, left = np.empty((2, len(key)), np.int32)
@@ -97,19 +97,21 @@ def rows_of(timeline, skip=0):
         lambda names, at: store.some_columns(slots[at], names),
     )
     drawn = line.drawn
-    if place.lasts and not timeline.ages[0]:  # by the process that writes, and not by this one
+    if place.lasts and not timeline.ages[0]:  # sampled by the writing process, not by this one
         drawn = place.new('drawn', place.ring, np.int32)
     row['drawn'] = drawn[slots]
     gone = place.oldest_whole() - int(key[0]) if len(key) else 0
     if gone > 0 or place.counters.item(REWINDS) != rewinds:
         return rows_of(timeline, skip + 2 * max(gone, 0))
     if min(episode['first'].min(initial=0), row['drawn'].min(initial=0)) < 0:
-        raise StateError(timeline.who, 'a memory on disk with damaged links or counts', place.path)
+        raise StateError(
+            timeline.who, 'links or counts of the replay buffer on disk are damaged', place.path
+        )
     return row, episode
 
 
 def probabilities_of(p, kind):
-    "Return the probabilities that a sampler of this kind gives to priorities; None: not known"
+    "Return the probabilities that a sampler of this kind gives to priorities, or None if unknown"
     name, _, alpha = str(kind).partition(' with alpha=')
     if name == 'Proportional':
         return p / p.sum() if p.any() else np.full(len(p), 1 / max(len(p), 1))
@@ -121,7 +123,7 @@ def probabilities_of(p, kind):
 
 
 def saved_priorities(timeline, key):
-    "Return what can be sampled by the priorities in a memory's directory; None: there are none"
+    "Return what can be sampled by the priorities in a memory's directory, or None"
     place = timeline.place
     if not timeline.parts or not place.lasts or 'priorities' not in place.meta:
         return None
@@ -131,7 +133,7 @@ def saved_priorities(timeline, key):
     here = key[key < told]
     p = file[here % place.ring]
     if not ((p >= 0) & (p <= LARGEST)).all():
-        raise StateError(timeline.who, f'priorities in {place.path} are damaged')
+        raise StateError(timeline.who, f'the priorities in {place.path} are damaged')
     length = np.ones(len(here), np.int32)
     if 'sequences' in place.meta:  # priorities of sequences, at their first rows
         here = here[p > 0]
@@ -147,7 +149,7 @@ def saved_priorities(timeline, key):
 def contents(
     memory,  # a `Timeline` or a `Replay`
 ) -> dict:  # arrays of `row`, `episode` and `draw`; `numbers`, `settings`; `take(keys)` reads rows
-    "Return what is in a memory, without changing it"
+    "Return the contents of a memory, without changing it"
     if isinstance(memory, Timeline):
         return timeline_contents(memory)
     with memory.lock:
@@ -191,7 +193,7 @@ def timeline_contents(timeline):
         title='Timeline',
         unit='sequences' if draw and draw['length'] is None else 'rows',
         path=place.path and str(place.path),
-        place='directory' if place.path else place.device or 'main memory',
+        place='directory' if place.path else place.device or 'RAM',
         rows=len(key),
         row_bytes=timeline.dtype.itemsize if parts else 1,
         max_sz=timeline.max_sz,
@@ -214,7 +216,7 @@ def timeline_contents(timeline):
 
 # %% ../../nbs/look/sample.ipynb #6148bcbe
 def plain(x):
-    "Return data as JSON can hold it"
+    "Return data that JSON can hold"
     if isinstance(x, (np.ndarray, np.generic)):
         return plain(x.tolist())
     if isinstance(x, dict):
@@ -232,12 +234,12 @@ def plain(x):
 
 
 def json_text(x) -> str:
-    "Return data as JSON that can stand in a page"
+    "Return data as JSON that can be embedded in a page"
     return json.dumps(plain(x), separators=(',', ':')).replace('<', '\\u003c')
 
 # %% ../../nbs/look/sample.ipynb #35955537
 def picture_axes(dtype):
-    "Return the axes of the stack and of the colors, None if missing; or None if it's no picture"
+    "Return the axes of stack and colors, None for each that is missing; None if it is no image"
     shape = dtype.shape
     if dtype.base.kind not in 'biuf' or not 2 <= len(shape) <= 4:
         return None
@@ -270,7 +272,7 @@ def kind_of(dtype):
 
 def frames_of(
     x: np.ndarray,  # a picture
-    axes: tuple,  # as `picture_axes` gives them
+    axes: tuple,  # a result of `picture_axes`
     low: float,  # shown as black
     high: float,  # shown as white
     side: int = 168,  # largest side of a frame in pixels
@@ -301,12 +303,12 @@ def png_of(frame) -> bytes:
 
 # %% ../../nbs/look/sample.ipynb #81078451
 def choose_episodes(
-    seen: dict,  # as `contents` gives it
+    seen: dict,  # a result of `contents`
     named: list,  # keys that remarks name
     most: int = 16,  # number of episodes
     seed: int = 0,  # of those chosen at random
-) -> dict:  # number of the episode -> reasons
-    "Choose episodes that are worth a look"
+) -> dict:  # number of the episode → reasons
+    "Return some episodes that are worth a look"
     e = seen['episode']
     row = seen['row']
     draw = seen['draw']
@@ -406,7 +408,7 @@ def facts_of_draws(seen):
 
 
 def draws_of(seen, facts, keys, at):
-    "Return what is known of sampling these steps of an episode, or the sequences that begin in it"
+    "Return sampling data of these steps of an episode, or of the sequences that begin in it"
     found = {}
     if seen['row']['drawn'] is not None:
         found['sampled'] = seen['row']['drawn'][keys[at] - seen['oldest']]
@@ -553,10 +555,10 @@ def memory_charts(seen, facts):
 
 # %% ../../nbs/look/sample.ipynb #adb0a8a5
 def lead_of(seen) -> str:
-    "Return in one line what a memory is and how full it is"
+    "Return a one-line summary of a memory and its fill"
     e = seen['episode']
     if not seen['rows']:
-        return 'The memory is empty.'
+        return 'The replay buffer is empty.'
     counts = dict(episode=len(e['first']), environment=len(np.unique(e['env_id'])))
     of = ', '.join(f'{n:,} {what}{"s" * (n > 1)}' for what, n in counts.items())
     size = size_text(sum(seen['nbytes'].values()))
@@ -566,10 +568,10 @@ def lead_of(seen) -> str:
 
 def memory_sample(
     memory,  # a `Timeline` or a `Replay`
-    room: int = 1_500_000,  # characters of JSON, about
+    room: int = 1_500_000,  # approximate number of characters of JSON
     name: str = '',  # of one of several memories
-    most: int = 16,  # episodes step by step
-    seed: int = 0,  # of episodes chosen at random
+    most: int = 16,  # number of episodes shown step by step
+    seed: int = 0,  # of the episodes chosen at random
 ) -> dict:  # plain data
     "Return a sample of a memory"
     seen = contents(memory)
@@ -589,7 +591,7 @@ def memory_sample(
     episodes = []
     steps = []
     for place, i in enumerate(sorted(chosen, key=lambda i: len(keys[i]))):
-        share = left // (len(chosen) - place)  # what short episodes leave is for the others
+        share = left // (len(chosen) - place)  # what short episodes do not use is for the others
         wanted = np.flatnonzero(np.isin(keys[i], named)).tolist()
         if row['drawn'] is not None:
             wanted.append(int(row['drawn'][keys[i] - seen['oldest']].argmax()))
@@ -632,7 +634,7 @@ def memory_sample(
 
 def samples_of(
     memory,  # a timeline, a replay, a mixture, shards or a served memory
-    room: int = 1_500_000,  # characters of JSON of all of them, about
+    room: int = 1_500_000,  # approximate number of characters of JSON of all of them
 ) -> list:  # of samples
     "Return a sample of each memory that batches come from"
     if isinstance(memory, Mixture):

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from ..steps.errors import ArgumentError
 
 # %% ../../nbs/look/server.ipynb #6781eb42
-# names under which a browser may ask; the port may be that of a tunnel
+# host names that a browser may use; the port may be that of a tunnel
 HERE = 'localhost', '127.0.0.1'
 
 HEADERS = {
@@ -29,9 +29,9 @@ HEADERS = {
 
 # %% ../../nbs/look/server.ipynb #bfff8eaa
 class _Request(BaseHTTPRequestHandler):
-    "Answers one request"
+    "Handler of one request"
 
-    # a connection is for one request: none stays open when the server has ended
+    # one request for each connection, so that none stays open when the server has ended
     timeout = 30
     server_version = 'fastrl-replay'
     sys_version = ''
@@ -45,7 +45,7 @@ class _Request(BaseHTTPRequestHandler):
             return self._plain(HTTPStatus.FORBIDDEN, refused)
         try:
             found = self.server.answer(self._words()[2])
-        except Exception as e:  # a page that fails is no reason to end
+        except Exception as e:  # an error of a page does not end the server
             return self._plain(HTTPStatus.INTERNAL_SERVER_ERROR, f'{type(e).__name__}: {e}')
         if found is None:
             return self._plain(HTTPStatus.NOT_FOUND, 'there is no such page')
@@ -55,13 +55,13 @@ class _Request(BaseHTTPRequestHandler):
         return self.path.split('?')[0].split('/', 2)  # nothing, the token, the name of a page
 
     def _refused(self):
-        "Why it isn't answered; None: it is"
+        "Return why the request is not answered, or None if it is"
         try:
             named = urlsplit('//' + self.headers.get('Host', '')).hostname in HERE
         except ValueError:
             named = False
         if not named:
-            return 'this is a server for one machine only: ask for 127.0.0.1'
+            return 'this server is for one machine only: use 127.0.0.1'
         words = self._words()
         good = (
             len(words) == 3
@@ -69,7 +69,7 @@ class _Request(BaseHTTPRequestHandler):
             and secrets.compare_digest(words[1].encode(), self.server.token.encode())
         )
         if not good:
-            return 'the address is not complete: it was printed when the server began'
+            return 'the address is incomplete: use the one that was printed when the server started'
 
     def _plain(self, status, text):
         self._send(status, 'text/plain; charset=utf-8', text.encode(errors='replace'))
@@ -86,11 +86,11 @@ class _Request(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args):
-        "Requests aren't listed"
+        "Suppress the list of requests"
 
 # %% ../../nbs/look/server.ipynb #0b7c0b9e
 class Server(ThreadingHTTPServer):
-    "Answers on 127.0.0.1, under an address with a token, until it is closed"
+    "Web server on 127.0.0.1, under an address with a token"
 
     daemon_threads = True
     allow_reuse_address = True
@@ -98,8 +98,8 @@ class Server(ThreadingHTTPServer):
 
     def __init__(
         self,
-        answer,  # name of a page → (content type, bytes) or None; threads call it
-        port: int = 0,  # 0: one that is free
+        answer,  # name of a page → (content type, bytes) or None; called by threads
+        port: int = 0,  # 0: a free one
     ):
         self.answer = answer
         self.token = secrets.token_urlsafe(16)
@@ -108,14 +108,14 @@ class Server(ThreadingHTTPServer):
         except (OSError, OverflowError) as e:
             raise ArgumentError(
                 'watch',
-                f'port {port}',
+                f'port {port} cannot be used',
                 _why(e),
-                remedy='another --port, or none: then one that is free is taken',
+                remedy='use a different --port, or leave it out for a free one',
             ) from None
 
     @property
     def url(self) -> str:
-        "Where the first page is"
+        "Return the address of the first page"
         return f'http://127.0.0.1:{self.server_port}/{self.token}/'
 
     def __enter__(self):
@@ -127,7 +127,7 @@ class Server(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, request, address):
-        "A browser that has gone away is no error"
+        "Ignore a browser that has gone away"
 
 
 def _why(e):

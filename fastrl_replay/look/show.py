@@ -44,7 +44,7 @@ def draw_chart(ax, chart):
 
 
 def draw_ring(ax, sample):
-    "Draw the episodes of a memory, a line for each environment"
+    "Draw the episodes of a memory, one line for each environment"
     ring = {n: np.array(x) for n, x in sample['ring'].items()}
     ids, at = np.unique(ring['env_id'], return_inverse=True)
     for color, end in zip((*COLORS[:2], GREY, '#d62828'), ENDS):
@@ -67,7 +67,7 @@ def figure_class():
     from matplotlib.figure import Figure
 
     class ShownFigure(Figure):
-        "A figure without a window, which notebooks show"
+        "Figure without a window, which notebooks show"
 
         def _repr_png_(self):
             return png_of_figure(self)
@@ -87,7 +87,7 @@ def figure_of(
     title: str,
     notes: list = (),  # lines below the panels
     columns: int = 3,
-    who: str = 'show',  # in errors
+    who: str = 'show',  # the name for errors
 ):
     "Return a figure of panels, drawn without pyplot"
     try:
@@ -151,8 +151,8 @@ def table(
 
 def curves(
     results: dict,  # name → outcomes of one or several runs
-) -> bytes:  # a png
-    "Draw the mean of each name's runs"
+) -> bytes:  # a PNG
+    "Return a plot of the mean of each name's runs"
     lines = []
     solved = set()
     for name, runs in results.items():
@@ -166,7 +166,7 @@ def curves(
 
 # %% ../../nbs/look/show.ipynb #c966a8d0
 WORKER_CHARTS = dict(
-    rows='rows in the memory',
+    rows='rows in the replay buffer',
     row_age='mean age of sampled rows',
     items='items returned',
     weights_age='items since their weights',
@@ -181,7 +181,7 @@ def bars_by(title, values, x=''):
 
 
 def show(self):
-    "Return a figure of what is in a memory, which a notebook shows"
+    "Return a figure that shows the contents of the memory in a notebook"
     who = f'{type(self).__name__}.show'
     charts = []
     samples = []
@@ -199,7 +199,7 @@ def show(self):
     if isinstance(self, Mixture):
         title = f'{len(self.replays)} replays, batches of {self.bs}'
         charts = [
-            bars_by('shares of a batch: ' + ', '.join(self.replays), self.shares_now().tolist())
+            bars_by('fractions of a batch: ' + ', '.join(self.replays), self.shares_now().tolist())
         ]
     if not isinstance(self, Parallel) or self.draws_batches:
         samples = samples_of(self, 100_000)

@@ -13,10 +13,10 @@ from ..steps.errors import ArgumentError, choice
 
 # %% ../../nbs/memory/codecs.ipynb #4faefc25
 class Codec:
-    "A packer of frames, each by itself, with methods `pack_each` and `unpack`"
+    "Base class of frame codecs, with methods `pack_each` and `unpack` for single frames"
 
-    learned = True  # False: `learn` is to be called before frames are packed
-    dictionary = b''  # what was learned
+    learned = True  # if False, call `learn` before frames are compressed
+    dictionary = b''  # the learned dictionary
 
     def __init__(self):
         try:
@@ -25,22 +25,22 @@ class Codec:
             raise ArgumentError(
                 'Frames',
                 f'compress={self.name!r}',
-                f'no package here: {e}',
+                f'the package is missing: {e}',
                 remedy="pip install 'fastrl_replay[compress]'",
             ) from None
 
     def pack(
         self,
         frames: np.ndarray,  # bytes, a row for each frame
-    ) -> np.ndarray:  # bytes: where each frame ends in them, as int64, then the frames
-        "Pack frames one after the other"
+    ) -> np.ndarray:  # bytes: the end of each frame, as int64, then the frames
+        "Compress frames one after the other"
         parts = self.pack_each([memoryview(f) for f in frames])
         ends = 8 * len(parts) + np.cumsum([len(p) for p in parts], dtype=np.int64)
         return np.frombuffer(b''.join([ends.tobytes(), *parts]), np.uint8)
 
 
 class Lz4(Codec):
-    "LZ4: fast"
+    "LZ4 codec: fast"
 
     name = 'lz4'
     package = 'lz4.block'
@@ -51,12 +51,12 @@ class Lz4(Codec):
     def unpack(self, packed, size):
         frame = self._package.decompress(packed, uncompressed_size=size)
         if len(frame) != size:
-            raise ValueError('a frame of another size')
+            raise ValueError('a frame has a different size')
         return frame
 
 # %% ../../nbs/memory/codecs.ipynb #7664d45a
 class Zstd(Codec):
-    "Zstandard with a dictionary: small"
+    "Zstandard codec with a dictionary: small"
 
     name = 'zstd'
     package = 'zstandard'
@@ -67,7 +67,7 @@ class Zstd(Codec):
         self.learned = False
 
     def use(self, dictionary: bytes):
-        "Pack and unpack by what was learned before"
+        "Use a dictionary that was learned before"
         self.dictionary = dictionary
         self._words = {}
         if dictionary:
@@ -83,7 +83,7 @@ class Zstd(Codec):
             self.use(self._package.train_dictionary(16384, samples, level=3).as_bytes())
 
     def pack_each(self, frames):
-        "Pack all in one call, which needs the interpreter once and not for each"
+        "Compress all frames in one call, which is faster than one call for each"
         packer = self._package.ZstdCompressor(
             level=3, write_checksum=False, write_dict_id=False, **self._words
         )
@@ -91,7 +91,7 @@ class Zstd(Codec):
 
     def unpack(self, packed, size):
         if self._package.frame_content_size(packed) != size:
-            raise ValueError('a frame of another size')
+            raise ValueError('a frame has a different size')
         return self._unpacker.decompress(packed)
 
 # %% ../../nbs/memory/codecs.ipynb #28cfe8ff
@@ -101,5 +101,5 @@ CODECS = {c.name: c for c in (Lz4, Zstd)}
 def codec(
     name: str,  # 'lz4' or 'zstd'; None: no compression
 ) -> Codec:  # or None
-    "A codec by its name"
+    "Return a codec by its name"
     return None if name is None else CODECS[choice('Frames', 'compress', name, CODECS)]()

@@ -21,13 +21,13 @@ from .on_device import Device
 
 # %% ../../nbs/memory/device_frames.ipynb #6e3a8e97
 class DeviceSegments(Segments):
-    "Segments of raw frames on a device; the newest are in main memory, too"
+    "Segments of uncompressed frames on a device; the newest are in RAM, too"
 
     def __init__(
         self,
         numbers: np.ndarray,  # of the log, with BITS and FRAME_SIZE
-        place: Device,  # where they lie
-        expected: int,  # make room at once for this number of frames, and some more
+        place: Device,  # where they are kept
+        expected: int,  # number of frames, and a margin, for which room is made at once
     ):
         super().__init__(numbers, place)
         self._expected_there = expected
@@ -44,17 +44,17 @@ class DeviceSegments(Segments):
         return 1 + (number << self.numbers.item(BITS)) % (len(there) - 1)
 
     def new(self, number):
-        "Return a raw segment in main memory, and make room on the device"
+        "Return an uncompressed segment in RAM, and make room on the device"
         item = self.numbers.item
         near = item(END) - item(NEAR) >> item(BITS)
         for old in [n for n in self.known if n < near]:
-            self.drop(old)  # it is on the device only from now on
+            self.drop(old)  # from now on it is on the device only
         if (number + 1 - item(FIRST) << item(BITS)) >= len(self.there):
             self._grow(item(FIRST), number)
         return super().new(number)
 
     def _grow(self, first, end):
-        "Make room on the device for as many as are expected, or are there, and for 1/16 more"
+        "Make room on the device for the expected or present frames, and for 1/16 more"
         bits = self.numbers.item(BITS)
         per = 1 << bits
         many = max(self._expected_there >> bits, end - first) * 17 // 16 + 2
@@ -72,7 +72,7 @@ class DeviceSegments(Segments):
         return self.there[start : start + (1 << self.numbers.item(BITS))].cpu().numpy()
 
     def send(self):
-        "Bring to the device what has been kept and has not settled"
+        "Copy frames to the device that were kept and have not settled"
         bits = self.numbers.item(BITS)
         at = self.numbers.item(END)
         end = self.numbers.item(NEXT)
@@ -88,7 +88,7 @@ class DeviceSegments(Segments):
     def locate(
         self,
         refs: np.ndarray,  # of all rows
-        slots: np.ndarray,  # of the rows that are asked for; -1: no row
+        slots: np.ndarray,  # of the requested rows; -1: no row
     ) -> np.ndarray:  # int64, a row for each slot
         "Return where on the device the frames of rows are"
         found = 1 + serials_of(refs[slots], self.numbers.item(END)) % (len(self.there) - 1)

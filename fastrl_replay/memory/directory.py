@@ -33,48 +33,48 @@ FORMAT = 'a memory of fastrl_replay, format 1'
 
 
 def read_meta(
-    path: Path,  # of the directory
-    who: str,  # for errors
-    shards: bool = False,  # may there be memories of workers instead?
+    path: Path,  # the directory
+    who: str,  # the name for errors
+    shards: bool = False,  # if True, the directory may contain the memories of workers instead
 ) -> dict:  # None: there is no memory yet
-    "Return what `meta.json` says; raise an error if the directory holds something else"
+    "Return the content of `meta.json`; raise if the directory contains something else"
     file = path / 'meta.json'
     try:
         others = _others(path)
     except OSError as e:
-        raise ArgumentError(who, f"path: {path} can't be read", e, 'a directory') from None
+        raise ArgumentError(who, f"path: {path} cannot be read", e, 'a directory') from None
     if not os.path.lexists(file):
         if not others or shards and _are_shards(others):
             return None
         raise ArgumentError(
             who,
-            f'path: {path} is not a memory, and not empty',
+            f'path: {path} contains files, but no memory',
             ', '.join(sorted(others)[:5]),
-            'meta.json, or nothing',
-            'another path; or if it has shards, the path of one of them, or as many workers',
+            'meta.json, or an empty directory',
+            'use a different path; for shards, the path of one, or the same number of workers',
         )
     try:
         with open_plain(file, 2**24, who) as opened:
             meta = json.loads(opened.read())
     except (OSError, ValueError, RecursionError) as e:
-        raise StateError(who, f"{file} can't be read", e) from None
+        raise StateError(who, f"{file} cannot be read", e) from None
     if not isinstance(meta, dict) or meta.get('format') != FORMAT:
         raise ArgumentError(
             who,
-            f'path: {path} is not a memory that this release reads',
+            f'path: this release cannot read the memory in {path}',
             str(meta)[:100],
             FORMAT,
-            'another path, or the release that wrote it',
+            'use a different path, or the release that wrote it',
         )
     return meta
 
 # %% ../../nbs/memory/directory.ipynb #bbfae435
-# what a killed writer may leave
+# what a killed writer may leave behind
 _LEFT = r'data-[0-9a-f]{32}[.]fastrl|[.]meta[.]json[.][0-9]+[.][0-9]+'
 
 
 def _is_signed(writer):
-    "Return whether a memory wrote this file; a kill may have left it empty"
+    "Return True if a memory wrote this file; a kill may have left it empty"
     if {'process', 'host', 'since'} <= json_in(writer).keys():
         return True
     return writer.is_file() and not writer.stat().st_size
@@ -93,21 +93,23 @@ def _are_shards(names):
 
 
 def _plain(path, who):
-    "Return the path, unless it is a link: in an untrusted directory it could lead to any file"
+    "Return the path; raise for a link, which could lead an untrusted directory to any file"
     if path.is_symlink():
-        raise StateError(who, f'{path} is a symbolic link', remedy='a directory that was made here')
+        raise StateError(
+            who, f'{path} is a symbolic link', remedy='use a directory that was made here'
+        )
     return path
 
 # %% ../../nbs/memory/directory.ipynb #0a064806
 def _boot():
-    "Return which start of this machine it is, or '' if that is not known"
+    "Return the id of this boot of the machine, or '' if it is unknown"
     with suppress(OSError):
         return Path('/proc/sys/kernel/random/boot_id').read_text().strip()
     return ''
 
 
 def _locked(path, who, shared=False):
-    "Lock the file `writer` of a directory, and return it; raise if another process has locked it"
+    "Lock the file `writer` of a directory and return it; raise if another process locked it"
     writer = path / 'writer'
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -115,24 +117,26 @@ def _locked(path, who, shared=False):
     except OSError as e:
         raise ArgumentError(
             who,
-            f"path: {path} can't be written",
+            f"path: {path} cannot be written",
             e,
-            'a directory that can be changed',
-            "mode='r' to read a memory that is there, or another path",
+            'a writable directory',
+            "use mode='r' to read an existing memory, or a different path",
         ) from None
     said = json_in(writer)
     if not _is_signed(writer):
         wrong = StateError(
-            who, f'{writer} was not written by a memory', remedy='move it away, or another path'
+            who,
+            f'no memory wrote the file {writer}',
+            remedy='move it away, or use a different path',
         )
     elif lock_file(file, writer, shared) is False:
         mine = said.get('process') == os.getpid()
-        process = 'this process itself' if mine else f'process {said.get("process", "?")}'
+        process = 'this process' if mine else f'process {said.get("process", "?")}'
         wrong = ArgumentError(
             who,
             f'path: {path} is in use',
             f'{process} on {said.get("host", "?")} writes it, since {said.get("since", "?")}',
-            remedy="close the other one, or mode='r' to read while it writes",
+            remedy="close it there, or use mode='r' to read while it is written",
         )
     else:
         return file
@@ -141,18 +145,18 @@ def _locked(path, who, shared=False):
 
 
 def _checksum(counters) -> int:  # never 0
-    "Return the checksum of all counters but the one that holds it"
+    "Return the checksum of all counters except the one that holds it"
     return zlib.crc32(np.delete(counters, CHECK).tobytes()) + 2**32
 
 # %% ../../nbs/memory/directory.ipynb #80d1f7a6
 def check_path(
     path,  # of a directory
     mode: str,  # 'a' or 'r'
-    who: str,  # for errors
+    who: str,  # the name for errors
 ):
-    "Raise if a memory can't be opened there, without opening it"
+    "Raise if a memory cannot be opened there, without opening it"
     path = Path(path)
-    # one call, as other workers may make theirs at the same time
+    # a single call, because other workers may make theirs at the same time
     there = read_meta(path, who, shards=True)
     if not there and _are_shards(_others(path)):
         return  # each worker will open its own
@@ -166,11 +170,11 @@ def _nothing_there(path, who):
     return ArgumentError(
         who,
         f'path: there is no memory to read in {path}',
-        remedy='wait until its first row was added',
+        remedy='open it after its first row was added',
     )
 
 
-# of this process; after a fork, the parent keeps its locks, and the child has none
+# directories of this process; after a fork, the parent keeps its locks, and the child has none
 _writers = weakref.WeakSet()
 
 
@@ -183,29 +187,30 @@ if hasattr(os, 'register_at_fork'):
     os.register_at_fork(after_in_child=_forget_locks)
 
 # %% ../../nbs/memory/directory.ipynb #6f4bbcef
-# of a tag of a record: the number of its row; then, how often the memory had gone back
+# in the tag of a record: the number of its row; then, how often the memory was rewound
 _NUMBER_BITS = 44
 
 
 class Directory(Place):
-    "Arrays in the files of a directory: one process writes, and others may read at the same time"
+    "Arrays in the files of a directory, for one writing process and any number of readers"
 
     folder = None
     lasts = True
 
     def __init__(
         self,
-        path,  # of the directory
-        mode: str = 'a',  # 'a': append or create; 'r': read-only, while another process may write
-        who: str = 'Timeline',  # who asks, for errors
+        path,  # the directory
+        # 'a': append (create if missing); 'r': read-only, safe while another process writes
+        mode: str = 'a',
+        who: str = 'Timeline',  # the name for errors
     ):
         super().__init__(who)
         self.writes = choice(who, 'mode', mode, ('a', 'r')) == 'a'
         self.path = Path(path).absolute()
         self.holds = False
-        self._priorities = None  # an array by slot, if there is one
+        self._priorities = None  # an array by slot; None: it was not opened
         self.until[0] = -1
-        read_meta(self.path, who)  # or an error, before anything is made
+        read_meta(self.path, who)  # raises before anything is made
         try:
             if self.writes:
                 self._begin_writing()
@@ -217,11 +222,11 @@ class Directory(Place):
                 self._sign()
             elif not self.meta:
                 raise _nothing_there(self.path, who)
-        except BaseException:  # an error's frames may live on, and the lock with them
+        except BaseException:  # an error's frames can stay alive, and the lock with them
             self.leave()
             raise
 
-    def room(self) -> int:
+    def room(self) -> int:  # bytes for a new memory
         return shutil.disk_usage(self.path).free  # bytes for a new memory
 
     # ---- the lock ----
@@ -229,29 +234,29 @@ class Directory(Place):
     def _begin_writing(self):
         self._lock = _locked(self.path, self.who)
         self.holds = True
-        self.until[0] = 0  # no row without asking, but what else there is
+        self.until[0] = 0  # rows need permission to be written, everything else does not
         weakref.finalize(self, self._lock.close)
         _writers.add(self)
-        self._before = json_in(self.path / 'writer')  # who wrote last
+        self._before = json_in(self.path / 'writer')  # the last writer
 
     def _sign(self):
-        "Write into `writer` who writes now; only after the last writer's entry has been used"
+        "Write this process into `writer`, after the last writer's entry was used"
         host = socket.gethostname()
         said = json.dumps(dict(process=os.getpid(), host=host, boot=_boot(), since=time.ctime()))
         os.pwrite(self._lock.fileno(), f'{said:400}'.encode(), 0)
 
     def leave(self):
-        "Let others write, and this process no more; nothing is flushed"
+        "Let other processes write, and stop writing here, without a flush"
         if self.holds:
             self._lock.close()
             self.holds = False
             self.until[0] = -1
 
     def check_writer(self):
-        "Raise if this process may not write: it only reads, is a fork, or has closed it"
+        "Raise if this process may not write: it only reads, is a fork, or has closed the memory"
         if self.holds:
             return
-        why = 'is closed, or written by the process that opened it'
+        why = 'is closed, or belongs to the process that opened it'
         if not self.writes:
             why = 'is open for reading'
         raise ArgumentError(
@@ -261,10 +266,10 @@ class Directory(Place):
     # ---- metadata ----
 
     def begin(
-        self,
+        self,  # number of slots
         ring: int,  # slots
     ):
-        "Start a new memory, in a folder to which nothing refers so far"
+        "Start a new memory in a folder that nothing refers to yet"
         self._tidy()
         self.folder = self.path / f'data-{uuid.uuid4().hex}.fastrl'
         self.folder.mkdir()
@@ -278,9 +283,9 @@ class Directory(Place):
 
     def publish(
         self,
-        **meta,  # what there is to say of it
+        **meta,  # entries of `meta.json`
     ):
-        "Make a new memory the one that is there"
+        "Make a new memory the current one"
         new = dict(
             format=FORMAT,
             id=uuid.uuid4().hex,
@@ -292,14 +297,14 @@ class Directory(Place):
         self._write_meta(new | meta)
 
     def say(self, **meta):
-        "Note this in `meta.json`, too"
+        "Add entries to `meta.json`"
         if self.holds and any(self.meta.get(k) != x for k, x in meta.items()):
             self._write_meta(dict(self.meta, **meta))
 
     def _write_meta(self, meta):
         file = self.path / 'meta.json'
         with disk_room(self.who, file, 4096):
-            sync(self.path / meta['data'])  # names of files that are new there
+            sync(self.path / meta['data'])  # names of new files
             write_whole(file, json.dumps(meta, indent=2))
         self.meta = meta
 
@@ -319,24 +324,24 @@ class Directory(Place):
                 p.unlink()
             else:
                 with suppress(OSError):
-                    (p / 'counters').unlink()  # first, as readers look at it
+                    (p / 'counters').unlink()  # first, because readers look at it
                 shutil.rmtree(p, ignore_errors=True)
 
     def _check_orphans(self):
-        "Raise if there are rows, and no `meta.json` that says of what kind they are"
+        "Raise if there are rows but no `meta.json` that describes them"
         for path in [] if self.meta else self.path.glob('data-*/counters'):
             with open_plain(path, 2**14, self.who) as file:
                 counters = np.frombuffer(file.read(8 * N_COUNTERS), np.int64)
             if len(counters) == N_COUNTERS and counters[COMMITTED] > 0:
                 raise StateError(
                     self.who,
-                    f'{self.path} has rows, and no meta.json',
+                    f'{self.path} has rows, but no meta.json',
                     path.parent.name,
-                    remedy='copy meta.json, too, or another path',
+                    remedy='copy meta.json, too, or use a different path',
                 )
 
     def _find(self):
-        "Open the memory that is there"
+        "Open the existing memory"
         who = f'{self.who}: {self.path}'
         form = dict(
             ring=integer(1, 2**31 - 1),
@@ -347,30 +352,32 @@ class Directory(Place):
         )
         meta = checked(f'{who}/meta.json', form, self.meta, more=True)
         if not re.fullmatch('data-[0-9a-f]{32}[.]fastrl', meta['data']):
-            raise StateError(who, 'a damaged meta.json')
+            raise StateError(who, 'meta.json is damaged')
         self.folder = _plain(self.path / meta['data'], who)
         self.ring = meta['ring']
         c = self.counters = self._mapped('counters', N_COUNTERS, np.int64)
-        # without a checksum: another process has opened it, or was killed
+        # no checksum: another process has opened it, or was killed
         sound = c[CHECK] in (0, _checksum(c)) and ((c >= 0) & (c < 2**53)).all() and c[REWINDS]
         if not sound or not c[COMMITTED] <= c[RESERVED] <= max(self.ring, c[LIMIT]):
-            raise StateError(who, 'damaged counters', c.tolist(), remedy='a copy of the directory')
+            raise StateError(
+                who, 'the counters are damaged', c.tolist(), remedy='use a backup of the directory'
+            )
         if not self.writes:
             self._watched = os.fspath(self.file('counters'))
             return
         if os.path.lexists(self.file('priorities')):
             self.lasting_priorities()
         closed = c.item(CHECK)
-        c[CHECK] = 0  # until it is closed, also on the device
+        c[CHECK] = 0  # until it is closed, also on disk
         sync(self.file('counters'))
         self._tidy()
         if not closed:
             self._after_power_cut()
-        # rows that come now are whole
+        # rows that are added now are complete
         c[RESERVED] = min(c[RESERVED], c[COMMITTED] + self.ring)
         c[TOLD] = min(c[TOLD], c[COMMITTED])
         if not c[COMMITTED]:
-            self.forget()  # the writer was killed in its first add
+            self.forget()  # the writer was killed in its first `add`
 
     def check_there(self):
         "Raise if the writer has replaced the folder that a reader has open"
@@ -378,24 +385,24 @@ class Directory(Place):
             raise StateError(
                 self.who,
                 f'{self.path} was replaced since it was opened for reading',
-                remedy='close() this one, and open it again',
+                remedy='close() it, and open it again',
             )
 
     # ---- arrays ----
 
     def file(self, name) -> Path:
-        "Return where an array is"
+        "Return the path of an array"
         return self.folder / name
 
     def new(
         self,
-        name: str,  # of the file
+        name: str,  # the name of the file
         shape,  # a number or a tuple
         dtype,  # of its elements
-        fill=None,  # what it holds at first; None: zeros
-        own=False,  # does a reader change it, for itself?
+        fill=None,  # initial value; None: zeros
+        own=False,  # if True, a reader changes its own copy
     ) -> np.ndarray:
-        "Return an array in a file: the one that is there, or a new one"
+        "Return an array in a file, the existing one or a new one"
         if own and not self.writes:
             return aligned(shape, dtype, fill)
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -415,7 +422,7 @@ class Directory(Place):
         return mapped(path, shape, dtype, self.writes)
 
     def lasting_priorities(self):
-        "Return the array by slot, made when it is first asked for; None: a reader has none"
+        "Return the array of priorities by slot, made on first access, or None for a reader"
         if self._priorities is None:
             there = os.path.lexists(self.file('priorities'))
             if not there and self.holds:
@@ -426,19 +433,19 @@ class Directory(Place):
 
     def forget_priorities(
         self,
-        keys: np.ndarray,  # of rows that have none so far
+        keys: np.ndarray,  # of rows without priorities
     ):
-        "Let the priorities that lie in the slots of these rows be unknown"
+        "Mark the priorities in the slots of these rows as unknown"
         if self._priorities is not None:
             self._priorities[keys % self.ring] = 0
 
     def keep(
         self,
-        name: str,  # of the file
-        numbers: np.ndarray,  # of the rows that they belong to: their keys, counted from `base`
+        name: str,  # the name of the file
+        numbers: np.ndarray,  # the keys of the rows, counted from `base`
         rows: np.ndarray,  # bytes for each of these rows
     ):
-        "Write some bytes for some rows, with the number of each row; the file has holes"
+        "Write bytes for some rows, with the number of each row, into a sparse file"
         if not self.holds or not len(rows):
             return
         # 0: nothing was written
@@ -454,13 +461,13 @@ class Directory(Place):
                 os.pwrite(file.fileno(), record.tobytes(), number % self.ring * size)
 
     def kept(self, name, numbers, size) -> np.ndarray:  # uint8
-        "Return what was written for these rows; zeros where nothing was, or the row was replaced"
+        "Return the bytes of these rows; zeros if none were written or the row was replaced"
         found = super().kept(name, numbers, size)
         if not os.path.lexists(self.file(name)):
             return found
         records = self._mapped(name, (self.ring, size + 8), np.uint8)[numbers % self.ring]
         tags = records[:, size:].copy().view(np.int64)[:, 0]
-        # for each number of returns: the first row that was replaced since
+        # for each number of rewinds: the first row that was replaced since
         rewound = self.meta['rewound']
         replaced = np.minimum.accumulate([2**_NUMBER_BITS, *rewound[::-1]])[::-1]
         since = (tags >> _NUMBER_BITS).clip(0, len(rewound))
@@ -471,13 +478,13 @@ class Directory(Place):
     # ---- reserve and commit ----
 
     def allow(self, end: int):
-        "Allow rows up to this key, and some more: the attribute `until` says how far"
+        "Allow rows up to this key, and some more; attribute `until` has the limit"
         self.check_writer()
         c = self.counters
         end -= self.base
         if end > c.item(LIMIT) and end > self.ring:
             c[LIMIT] = end + max(self.ring // 16, 1024)
-            # rows that were never flushed are gone after a power cut anyway
+            # rows that were never flushed are lost in a power failure anyway
             if c.item(FLUSHED):
                 sync(self.file('counters'))
         self.until[0] = max(self.ring, c.item(LIMIT))
@@ -489,27 +496,27 @@ class Directory(Place):
         first = end - self.base
         if first < c.item(COMMITTED):
             self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], first]))
-        # twice: a reader may look while the counters change
+        # twice, because a reader may look while the counters change
         c[REWINDS] += 1
         super().rewind(end, floor)
         c[REWINDS] += 1
         if c.item(FLUSHED) > first:
             c[FLUSHED] = first
-            sync(self.file('counters'))  # before rows that were flushed are written over
+            sync(self.file('counters'))  # before rows that were flushed are overwritten
 
     # ---- power cuts, closing ----
 
     def flush(self):
-        "Bring everything to the device; returns when it is there"
+        "Write everything to the disk; return when it is there"
         if not self.holds:
             return
         c = self.counters
         end = c.item(COMMITTED)
-        # slots beyond are allowed again, and that is brought to the device, before they are written
+        # further slots are allowed and flushed before they are written
         limit = c.item(RESERVED)
         self.until[0] = max(self.ring, limit)
         for p in self.folder.rglob('*'):
-            # frames come and go
+            # frames are added and removed
             with suppress(FileNotFoundError):
                 sync(p)
         c[FLUSHED], c[LIMIT] = end, limit
@@ -517,7 +524,7 @@ class Directory(Place):
             sync(p)
 
     def close(self):
-        "Flush, and let others write; more than once is fine"
+        "Flush, and let other processes write; repeated calls do nothing"
         if self.holds:
             if self.meta:
                 self.flush()
@@ -527,7 +534,7 @@ class Directory(Place):
         return True
 
     def _after_power_cut(self):
-        "Drop rows that were not on the device when the machine was switched off"
+        "Drop rows that were not on the disk when the power failed"
         c = self.counters
         boot = self._before.get('boot')
         if not boot or boot == _boot() or self._before.get('host') != socket.gethostname():
@@ -537,40 +544,40 @@ class Directory(Place):
             f'{self.path}: the machine restarted before rows were flushed; at least {lost:_} rows '
             'are lost, and older ones that newer rows may have overwritten'
         )
-        # records and checkpoints may know rows that these counters have never heard of
+        # records and checkpoints may know rows that these counters do not
         self._write_meta(dict(self.meta, rewound=[*self.meta['rewound'], c.item(FLUSHED)]))
-        # rows may be on the device that these counters do not know of
+        # rows may be on the disk that these counters do not know
         c[RESERVED], c[COMMITTED] = max(c[RESERVED], c[LIMIT]), min(c[COMMITTED], c[FLUSHED])
 
     # ---- checkpoints ----
 
     def refers(self) -> dict:
-        "Return what a state says of where its rows are"
+        "Return what a state holds instead of the rows"
         meta = self.meta or dict(id='', rewound=[])
         return dict(directory=str(self.path), id=meta['id'], rewound=len(meta['rewound']))
 
     def check_refers(self, saved, inserted):
-        "Raise if these are not the rows that were saved"
+        "Raise if the rows here are not the saved ones"
         saved = checked(self.who, dict(directory=text, id=text, rewound=integer()), saved)
         meta = self.meta or dict(id='', rewound=[])
-        # it was still empty then
+        # it was still empty
         if not saved['id'] and str(self.path) == saved['directory']:
             return
         if meta['id'] != saved['id']:
             raise StateError(
                 self.who,
-                f'a saved memory that is not the one in {self.path}',
+                f'the saved buffer is not the one in {self.path}',
                 meta['id'] or 'none',
                 f"{saved['id']}, which was in {saved['directory']}",
-                'the path of the memory that it was saved with',
+                'use the path of the memory that it was saved with',
             )
         end = min([self.counters.item(COMMITTED), *meta['rewound'][saved['rewound'] :]])
         if end < inserted:
             raise StateError(
                 self.who,
-                f'a saved memory of which rows were replaced since, from key {end} on',
+                f'rows of the saved buffer were replaced since, from key {end} on',
                 f'{inserted:_} rows',
-                remedy='a checkpoint of the rows that are there',
+                remedy='use a checkpoint of the present rows',
             )
 
     def clear(self):
@@ -580,18 +587,18 @@ class Directory(Place):
         if self.meta:
             raise StateError(
                 self.who,
-                f'a saved memory with its rows, and there is one in {self.path}',
-                remedy='another path, or a checkpoint of that memory',
+                f'the saved buffer contains its rows, but {self.path} has a memory already',
+                remedy='use a different path, or a checkpoint of that memory',
             )
 
 # %% ../../nbs/memory/directory.ipynb #5a4d0c12
 def shard_path(
-    path,  # of the directory of all
+    path,  # the directory of all workers
     mode: str,  # 'a' or 'r'
-    rank: int,  # which worker
-    who: str,  # for errors
-) -> Path:  # the directory itself if all workers read the memory that is there
-    "Return where the memory of one of several workers is"
+    rank: int,  # the rank of the worker
+    who: str,  # the name for errors
+) -> Path:  # the directory itself if all workers read the existing memory
+    "Return the directory of one of several workers"
     path = Path(path)
     there = (path / 'meta.json').exists()
     if mode == 'r' and there:
@@ -599,11 +606,11 @@ def shard_path(
     if there:
         raise ArgumentError(
             who,
-            f"path: {path} holds a memory, which several workers can't write",
+            f"path: several workers cannot write the memory in {path}",
             f'worker {rank}',
-            'a directory in which each worker has its own',
-            "another path; mode='r' where they only draw from it; or one worker",
+            'a directory with a memory for each worker',
+            "use a different path; mode='r' if they only sample; or one worker",
         )
     if mode == 'a' and (path / 'writer').exists():
-        _locked(path, who, shared=True).close()  # shared: other workers look, too
+        _locked(path, who, shared=True).close()  # shared, because other workers look, too
     return _plain(path / f'shard-{rank}', who)

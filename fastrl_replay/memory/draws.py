@@ -10,7 +10,7 @@ import numpy as np
 from ..steps.compiled import njit
 
 # %% ../../nbs/memory/draws.ipynb #ae3990bb
-_u = np.uint64  # unsigned places spare kernels a test for negative ones
+_u = np.uint64  # unsigned indices save kernels a test for negative ones
 _STEP = _u(0x9E3779B97F4A7C15)
 _MIX1 = _u(0xBF58476D1CE4E5B9)
 _MIX2 = _u(0x94D049BB133111EB)
@@ -18,7 +18,7 @@ _MIX2 = _u(0x94D049BB133111EB)
 
 @njit(inline=True)
 def random_bits(seed, i):
-    "The `i`-th random number of 64 bits"
+    "Return the `i`-th random number of 64 bits of a seed"
     z = seed + np.uint64(i + 1) * _STEP
     z = (z ^ (z >> np.uint64(30))) * _MIX1
     z = (z ^ (z >> np.uint64(27))) * _MIX2
@@ -26,15 +26,15 @@ def random_bits(seed, i):
 
 
 def random_seed(
-    seed: int = None,  # any whole number; None: another one each time
+    seed: int = None,  # any integer; None: a random one
 ) -> np.uint64:  # for `random_bits`
-    "A seed of 64 well mixed bits; neighbouring seeds give unrelated ones"
+    "Return a seed of 64 well-mixed bits; consecutive seeds give unrelated ones"
     return np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
 
 # %% ../../nbs/memory/draws.ipynb #5f5c0f51
 @njit(inline=True)
 def _below(bits, n, redraw):
-    "A number from 0 to n-1 out of random bits, or -1: draw again"
+    "Map random bits to a number from 0 to n-1, or to -1 if they must be drawn again"
     product = (bits >> np.uint64(32)) * n
     if product & np.uint64(0xFFFFFFFF) < redraw:
         return -1
@@ -43,10 +43,10 @@ def _below(bits, n, redraw):
 
 @njit
 def draw_keys(seed, count, first, n, keys, table):
-    """Fill `keys` with keys from first to first+n-1; return the new count
+    """Fill `keys` with random keys from first to first+n-1; return the new count.
 
-    With a table of 2**k places, at least twice as many as keys, no key comes twice. An empty table
-    allows repetitions.
+    With a table of 2**k places, at least twice the number of keys, no key occurs twice. An empty
+    table allows repetitions.
     """
     size = _u(n)
     mask = _u(len(table) - 1)
@@ -73,7 +73,7 @@ def draw_keys(seed, count, first, n, keys, table):
 # %% ../../nbs/memory/draws.ipynb #96bc7412
 @njit
 def throw_darts(seed, count, total, stratified, darts):
-    "Random places from 0 to `total`, one in each of equal parts or anywhere"
+    "Write random numbers from 0 to `total`, one in each of equal segments or anywhere"
     n = len(darts)
     for i in range(n):
         x = np.float64(random_bits(seed, count + i) >> _u(11)) * 2.0**-53

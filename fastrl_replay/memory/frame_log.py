@@ -17,12 +17,12 @@ from .codecs import Codec
 from ..steps.states import array, checked, integer, listed
 
 # %% ../../nbs/memory/frame_log.ipynb #8b2980d5
-# what stands where in the numbers of a log: the first segment; how many frames have settled;
-# the next frame's number; how many frames there is room for; log2 of the frames in a segment;
-# bytes of a frame; how far back a frame may be that is shared
+# positions in the numbers of a log: the first segment; how many frames have settled; the number of
+# the next frame; the frames that fit; log2 of the frames in a segment; bytes of a frame; how far
+# back a shared frame may be
 FIRST, END, NEXT, ROOM, BITS, FRAME_SIZE, NEAR, N_NUMBERS = range(8)
-# the frames that are remembered of each environment: their numbers, sums of their bytes,
-# how many there were so far; and for each place in a row, how many came after the one there
+# the remembered frames of each environment: their numbers, the sums of their bytes, and how many
+# there were; for each place in a row, how many frames came after the one there
 _RECENT = 64
 _COUNT = 2 * _RECENT
 _memcmp = types.ExternalFunction('memcmp', types.int32(types.intp, types.intp, types.uintp))
@@ -30,7 +30,7 @@ _memcmp = types.ExternalFunction('memcmp', types.int32(types.intp, types.intp, t
 
 @njit
 def _place_of(serial, numbers, table):
-    "Return the address of a raw frame, or 0"
+    "Return the address of an uncompressed frame, or 0"
     segment = serial >> numbers[BITS]
     if segment < numbers[FIRST]:
         return 0
@@ -46,7 +46,7 @@ def _entry(which, recent):
 
 @njit
 def _is_at(source, serial, numbers, table):
-    "Return whether the bytes at an address equal this frame, and it may be shared"
+    "Return True if the bytes at an address equal this frame, and it may be shared"
     if serial < numbers[NEXT] - numbers[NEAR] or serial >= numbers[NEXT]:
         return False
     known = _place_of(serial, numbers, table)
@@ -55,7 +55,7 @@ def _is_at(source, serial, numbers, table):
 # %% ../../nbs/memory/frame_log.ipynb #34dca6b6
 @njit
 def _sum_of(address, size):
-    "Return a sum of bytes in words of eight"
+    "Return a sum of bytes, in words of eight"
     total = 0
     for word in longs_at(address, size >> 3):
         total += word
@@ -101,7 +101,7 @@ def _keep(numbers, table, recent, places, rows, envs, done, refs):
 # %% ../../nbs/memory/frame_log.ipynb #0d3ece35
 def serials_of(
     refs: np.ndarray,  # uint32
-    following: int,  # the frame after the last one
+    following: int,  # the number of the frame after the last one
 ) -> np.ndarray:  # int64
     "Return the serial numbers of frames, of which references have the last 32 bits"
     return following - (np.uint32(following & 0xFFFFFFFF) - refs).astype(np.int64)
@@ -111,15 +111,15 @@ _MOST = 2**20  # segments, and entries of the table, which takes memory as it is
 
 
 class Segments:
-    "Frames of one size in main memory, in segments by number: arrays of raw ones, and packed ones"
+    "Frames of one size in RAM, in segments by number: uncompressed arrays and compressed ones"
 
     where = 'frames'
 
     def __init__(
         self,
         numbers: np.ndarray,  # of the log, with BITS and FRAME_SIZE
-        place=MainMemory(),  # where arrays lie
-        codec: Codec = None,  # packs older segments; None: all stay raw
+        place=MainMemory(),  # where arrays are kept
+        codec: Codec = None,  # compresses older segments; None: all stay uncompressed
         expected: int = 0,  # frames to allocate at once without a codec; used as needed
     ):
         self.numbers = numbers
@@ -135,38 +135,38 @@ class Segments:
         return sum(s.nbytes for s in list(self.known.values()))
 
     def new(self, number) -> np.ndarray:
-        "Make a raw segment to write into: a free one, or the next of an array that holds many"
+        "Return a segment to write into: a free one, or the next part of a large array"
         if not self._free:
             bits = self.numbers.item(BITS)
             many = max(self._expected >> bits, 1)
-            self._expected //= 16  # of the next array, if it comes to that
+            self._expected //= 16  # if a further array is needed, it is smaller
             shape = many, 1 << bits, self.numbers.item(FRAME_SIZE)
             self._free = [*self.place.new('frames', shape, np.uint8)[::-1]]
         self.enter(number, self._free.pop())
         return self.known[number]
 
     def enter(self, number, segment):
-        "This is the segment from now on"
+        "Enter a segment under its number"
         self.known[number] = segment
         self.table[number & (_MOST - 1)] = segment.ctypes.data if segment.ndim == 2 else 0
 
     def forget(self, number):
-        "Let a segment be unknown, and return it"
+        "Remove a segment from the table, and return it"
         self.table[number & (_MOST - 1)] = 0
         return self.known.pop(number, None)
 
     def drop(self, number):
-        "Forget a segment that no row needs"
+        "Drop a segment that no row needs"
         segment = self.forget(number)
         if segment is not None and segment.ndim == 2:
             self.release(number, segment)
 
     def release(self, number, raw):
-        "Use a raw segment for others: it has gone, or was packed"
+        "Reuse an uncompressed segment that was dropped or compressed"
         self._free.append(raw)
 
     def pack(self, number):
-        "Let packed frames take the place of raw ones"
+        "Replace an uncompressed segment by a compressed one"
         raw = self.known[number]
         self.enter(number, self.stored(number, self.codec.pack(raw)))
         self.release(number, raw)
@@ -174,7 +174,7 @@ class Segments:
     def find(self, number):
         "Return a segment"
         if number not in self.known:
-            raise StateError('Frames', 'a reference to a frame that is not there')
+            raise StateError('Frames', 'a row refers to a frame that is missing')
         return self.known[number]
 
     def frame(self, number, i) -> bytes:
@@ -188,43 +188,43 @@ class Segments:
             start = ends.item(i - 1) if i else front
             packed = memoryview(segment)[start : ends.item(i)]
             return self.codec.unpack(packed, self.numbers.item(FRAME_SIZE))
-        except Exception as e:  # whatever a codec says
+        except Exception as e:  # whatever a codec raises
             raise StateError(
                 'Frames', f'{self.where}.{number} is damaged', f'frame {i}: {e}'
             ) from None
 
     def send(self):
-        "Bring frames that have not settled to where they are drawn from"
+        "Copy frames that have not settled to where batches are made"
 
     def stored(self, number, packed) -> np.ndarray:
         return packed
 
     def use(self, dictionary: bytes):
-        "Let the codec pack and unpack by what was learned before, if it can learn"
+        "Load a dictionary into the codec, if it can use one"
         if self.codec.learned:
             return
         try:
             self.codec.use(dictionary)
-        except Exception as e:  # whatever a codec says
-            raise StateError('Frames', 'a damaged dictionary of frames', e) from None
+        except Exception as e:  # whatever a codec raises
+            raise StateError('Frames', 'the dictionary of frames is damaged', e) from None
 
 # %% ../../nbs/memory/frame_log.ipynb #16535468
 class FrameLog:
-    "Frames of one size by serial number, equal ones once; the oldest go when no row needs them"
+    "Frames of one size by serial number, equal ones stored once; unneeded ones are dropped"
 
-    before = 0  # how many frames had been kept when it was opened
-    look_at = 0  # with how many segments its owner looks for room again
-    frames = property(lambda self: self.numbers.item(END), doc='How many it has kept so far')
+    before = 0  # number of frames when it was opened
+    look_at = 0  # number of segments at which its owner checks for room again
+    frames = property(lambda self: self.numbers.item(END), doc='The number of frames kept so far')
     first = property(
         lambda self: self.numbers.item(FIRST) << self.numbers.item(BITS),
-        doc='The first that is there',
+        doc='The number of the first frame that is there',
     )
 
     def __init__(
         self,
-        segments: Segments,  # where frames lie
-        places,  # where in a row frames are: bytes from its first one
-        each: int = 16,  # frames of each environment that stay raw, and may be shared
+        segments: Segments,  # where frames are kept
+        places,  # offsets of frames in a row
+        each: int = 16,  # frames of each environment that stay uncompressed, and may be shared
         learn_from: int = 1000,  # frames after which the codec learns from them
     ):
         self.segments = segments
@@ -237,16 +237,16 @@ class FrameLog:
 
     def keep(
         self,
-        address: int,  # of the rows
-        row_size: int,  # bytes of one
+        address: int,  # address of the rows
+        row_size: int,  # bytes of a row
         envs: np.ndarray,  # the number of each row's environment, int64
-        n_envs: int,  # environments have smaller numbers
-        under_way: int,  # how many environments there are
-        needed=lambda log: 0,  # gives the first frame that rows need, or raises
+        n_envs: int,  # upper bound of these numbers
+        under_way: int,  # number of environments with an unfinished episode
+        needed=lambda log: 0,  # returns the first frame that rows need, or raises
     ) -> np.ndarray:  # uint32 [rows, places]
-        "Return references to the frames of these rows, for one call, or for good once they settle"
+        "Return references to the frames of these rows, which stay valid once the frames settle"
         item = self.numbers.item
-        self.numbers[NEXT] = item(END)  # forget what was kept and did not settle
+        self.numbers[NEXT] = item(END)  # forget frames that were kept and did not settle
         self.numbers[NEAR] = max(item(NEAR), self._each * under_way)
         self._recent = grown(self._recent, n_envs, 0)
         refs = np.empty((len(envs), len(self.places)), np.uint32)
@@ -265,13 +265,13 @@ class FrameLog:
             self._make_room()
 
     def _make_room(self):
-        "Return a new segment, into which the next frames go"
+        "Return a new segment for the next frames"
         segment = self.segments.new(self.numbers.item(ROOM) >> self.numbers.item(BITS))
         self.numbers[ROOM] += len(segment)
         return segment
 
     def _pack(self):
-        "Pack segments that are too old to be compared with"
+        "Compress segments that are too old for comparisons"
         item = self.numbers.item
         bits = item(BITS)
         known = self.segments.known
@@ -287,7 +287,7 @@ class FrameLog:
         first = end
         while first - 1 in known and known[first - 1].ndim == 2:
             first -= 1
-        for number in range(first, end):  # all before an interrupt or error are packed
+        for number in range(first, end):  # all before an interrupt or error are compressed
             self.segments.pack(number)
 
     def _drop(self, before):
@@ -300,10 +300,10 @@ class FrameLog:
     def locate(
         self,
         refs: np.ndarray,  # of all rows
-        slots: np.ndarray,  # of the rows that are asked for; -1: no row
+        slots: np.ndarray,  # of the requested rows; -1: no row
         addresses: np.ndarray,  # where to write them, a row for each slot
-    ):  # what must stay alive for as long as the addresses are used
-        "Find addresses of frames"
+    ):  # what must stay alive as long as the addresses are used
+        "Write the addresses of frames"
         if not locate_raw(self.numbers, self.segments.table, refs, slots, addresses)[0]:
             return None
         packed = addresses < 0
@@ -317,7 +317,7 @@ class FrameLog:
         return frames
 
     def state_dict(self) -> dict:  # plain data and tensors
-        "Return all frames: packed segments, then raw frames"
+        "Return all frames: compressed segments, then uncompressed frames"
         bits = self.numbers.item(BITS)
         end = self.frames
         packed = []
@@ -340,9 +340,9 @@ class FrameLog:
 
     def load_state_dict(
         self,
-        state: dict,  # as it was saved
+        state: dict,  # a saved state
     ):
-        "Become the log that was saved, with frames from 0 on; this one must be new"
+        "Load a saved log, with frames from 0 on; this object must be new"
         form = dict(
             bits=integer(0, 10),
             near=integer(0, 2**32),
@@ -371,7 +371,7 @@ class FrameLog:
 # %% ../../nbs/memory/frame_log.ipynb #c08fbba8
 @njit(nogil=True)
 def locate_raw(numbers, table, refs, slots, addresses):
-    "Write addresses of frames; packed ones: -1 - how many frames follow; 0 for slot -1"
+    "Write addresses of frames; compressed ones: -1 - how many frames follow; 0 for slot -1"
     packed = 0
     touched = np.uint32(0)
     # so that their waits overlap

@@ -16,14 +16,14 @@ from .frame_log import BITS, END, FIRST, NEAR, NEXT, ROOM, FRAME_SIZE, Segments
 
 # %% ../../nbs/memory/frame_segments.ipynb #15968d0d
 class FileSegments(Segments):
-    "Segments that are files"
+    "Segments of frames in files"
 
     def __init__(
         self,
-        name: str,  # with which names of files begin
+        name: str,  # the beginning of file names
         numbers: np.ndarray,  # of the log, with BITS and FRAME_SIZE
-        directory,  # where they lie
-        codec=None,  # packs older segments; None: all stay raw
+        directory,  # where they are kept
+        codec=None,  # compresses older segments; None: all stay uncompressed
     ):
         super().__init__(numbers, directory, codec)
         self.where = directory.file(name)
@@ -35,7 +35,7 @@ class FileSegments(Segments):
 
     @property
     def nbytes(self):
-        "Bytes of the files"
+        "Return the bytes of the files"
         found = 0
         for path in self.where.parent.glob(f'{self.where.name}.*'):
             with suppress(FileNotFoundError):
@@ -43,11 +43,11 @@ class FileSegments(Segments):
         return found
 
     def find(self, number):
-        "Return a segment; its file is mapped when it is asked for the first time"
+        "Return a segment, whose file is mapped on first access"
         found = self.known.get(number)
         if found is not None:
             return found
-        # a raw one may be packed while it is looked for
+        # an uncompressed one may be compressed during the search
         kinds = ('packed', 'raw', 'packed') if self.codec else ('raw',)
         for kind in kinds:
             with suppress(FileNotFoundError):
@@ -56,7 +56,7 @@ class FileSegments(Segments):
                 return found
         raise self._damaged(self._path(number, 'raw'), 'no such file')
 
-    def _damaged(self, path, got):  # the error
+    def _damaged(self, path, got):  # returns the error
         return StateError('Frames', f'{path} is damaged', got)
 
     def _mapped(self, number, kind):
@@ -70,7 +70,7 @@ class FileSegments(Segments):
             raise self._damaged(path, f'{size:_} bytes')
         try:
             found = mapped(path, size, np.uint8, raw and self.place.writes)
-        except RuntimeError:  # it went meanwhile
+        except RuntimeError:  # it was removed in the meantime
             raise FileNotFoundError(path) from None
         if raw:
             return found.reshape(per, -1)
@@ -83,7 +83,7 @@ class FileSegments(Segments):
                 self.use(file.read())
 
     def new(self, number):
-        "Make a file to write into; files that a power cut has left under this number go"
+        "Make a file to write into, and remove files that a power failure left under this number"
         self.drop(number)
         allocate(self._path(number, 'raw'), self._size << self.numbers.item(BITS), 'Frames')
         self.enter(number, self._mapped(number, 'raw'))
@@ -96,16 +96,16 @@ class FileSegments(Segments):
         self._remove(self._path(number, 'packed'))
 
     def release(self, number, segment):
-        "Remove the raw file of a segment that was packed"
+        "Remove the uncompressed file of a segment that was compressed"
         self._remove(self._path(number, 'raw'))
 
     def _remove(self, path):
-        # Windows keeps what is mapped
+        # Windows keeps mapped files
         with suppress(OSError):
             path.unlink()
 
     def stored(self, number, packed):
-        "Write packed frames, and before the first of them what the codec has learned"
+        "Write compressed frames and, before the first of them, the dictionary"
         if not self._dictionary.exists():
             write_whole(self._dictionary, self.codec.dictionary)
         path = self._path(number, 'packed')
@@ -114,7 +114,7 @@ class FileSegments(Segments):
         return self._mapped(number, 'packed')
 
     def stand(self):
-        "Check the numbers of the log, and forget segments that have gone"
+        "Check the numbers of the log, and forget segments that are gone"
         numbers = self.numbers
         end, first, bits = numbers[[END, FIRST, BITS]].tolist()
         last = min(first + len(self.table), 2**38)
@@ -125,7 +125,7 @@ class FileSegments(Segments):
             self.forget(number)
 
     def reopen(self):
-        "Go on where the files end"
+        "Continue at the end of the files"
         self.stand()
         if not self.place.writes:
             return
@@ -136,15 +136,15 @@ class FileSegments(Segments):
                 self._read_dictionary()
         end, first, bits, near = self.numbers[[END, FIRST, BITS, NEAR]].tolist()
         last = (end - 1) >> bits
-        # others are found when they are asked for
+        # others are found on access
         for number in range(max(first, (end - 2 * near) >> bits), last + 1):
             with suppress(StateError):
                 self.find(number)
-        # what the last segment has room for is left: new frames begin with the next one
+        # the rest of the last segment stays unused: new frames begin with the next one
         self.numbers[[NEXT, ROOM, END]] = (last + 1) << bits
 
     def refresh(self):
-        "See what the process that writes has done: raw segments may be packed now"
+        "Read what the writing process has changed: segments may be compressed now"
         self.stand()
         if self.codec:
             for number in [n for n, segment in self.known.items() if segment.ndim == 2]:

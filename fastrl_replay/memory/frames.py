@@ -39,18 +39,18 @@ from ..steps.states import anything, array, checked, listed
 
 # %% ../../nbs/memory/frames.ipynb #ccc3c43a
 class Leaf(NamedTuple):
-    "A part of rows that holds frames"
+    "Part of a row that holds stacked frames"
 
     size: int  # bytes of a frame
-    stack: int  # how many there are in an observation
-    # where frames begin in a row; those of `next_state`, if it has some, follow
+    stack: int  # number of frames in an observation
+    # offsets of frames in a row; those of `next_state`, if it has some, follow
     places: tuple
 
 # %% ../../nbs/memory/frames.ipynb #d1df49ba
 def frame_leaves(
     dtype: np.dtype,  # of the rows
     stack: int,  # frames along the first axis
-    least: int = 64,  # bytes of a frame that is worth a reference
+    least: int = 64,  # smallest frame, in bytes, that is worth a reference
 ) -> list:  # of `Leaf`
     "Return the parts of rows that hold frames"
     parts = {name: (kind, at) for name, kind, at in parts_of(dtype)}
@@ -72,8 +72,8 @@ def frame_leaves(
 def spans_between(
     size: int,  # bytes of a row
     leaves: list,  # of `Leaf`
-) -> np.ndarray:  # [spans, 3]: where it begins in the row, how long it is, where it goes
-    "The bytes of a row that belong to no frame"
+) -> np.ndarray:  # [spans, 3]: offset in the row, length, and offset in the store
+    "Return the bytes of a row that belong to no frame"
     spans = []
     at = 0
     to = 0
@@ -86,18 +86,18 @@ def spans_between(
 
 # %% ../../nbs/memory/frames.ipynb #d33b639e
 class FrameRows(OpenStore):
-    "Each frame once, equal ones shared; the rest of each row as it is"
+    "Store that keeps each distinct frame once, and the rest of each row as it is"
 
     def __init__(
-        self,
-        dtype: np.dtype,  # of the rows
-        n: int,  # slots
-        place,  # where arrays lie
-        leaves: list,  # parts of rows that hold frames
-        logs: list,  # a `FrameLog` for each of them
-        numbers: np.ndarray,  # those of the logs
+        self,  # of the rows
+        dtype: np.dtype,  # number of slots
+        n: int,  # where arrays are kept
+        place,  # parts of rows that hold frames
+        leaves: list,  # a `FrameLog` for each of them
+        logs: list,  # the counters of the logs
+        numbers: np.ndarray,  # the same, where the writing process keeps them
         lasting: np.ndarray,  # the same, where the process that writes has them
-        needs: int,  # bytes when it is full
+        needs: int,  # bytes of a full store
     ):
         super().__init__(dtype, n, place)
         self._leaves = leaves
@@ -121,12 +121,12 @@ class FrameRows(OpenStore):
 
     @property
     def nbytes(self):
-        "Bytes reserved, here and on a device"
+        "Return the bytes reserved, in RAM and on a device"
         frames = sum(log.segments.nbytes for log in self._logs)
         return self._rest.nbytes + self._refs.nbytes + frames
 
     def add(self, line: Links, rows: np.ndarray) -> bool:
-        "Take rows in, or do nothing: some can't be taken as they are"
+        "Add rows and return True, or return False and do nothing if they need a full check"
         env_ids = rows['env_id']
         envs = line.numbers_of(env_ids)
         if envs is None:
@@ -149,24 +149,24 @@ class FrameRows(OpenStore):
     def _needed(self, log) -> int:
         "Return the first frame of a log that rows need; raise if there is no memory for more"
         held = len(log.segments.known)
-        # others say when they are full
+        # a limit applies to the log in RAM only
         if held >= log.look_at and type(self.place) is MainMemory:
             limit = self.place.room()
             if 0 < limit < self.nbytes:
                 raise NoRoom(
                     'Frames',
-                    'no memory for more frames',
+                    'not enough memory for more frames',
                     f'{size_text(self.nbytes)} for {self._rows_added:_} rows, '
                     f'{self.stats()["row_frames"]:.1f} frames a row',
                     f'at most {size_text(limit)}',
-                    'a smaller max_sz, or compress=',
+                    'use a smaller max_sz, or compress=',
                 )
-            log.look_at = held + 16  # looking takes a while
+            log.look_at = held + 16  # measuring takes a while
         oldest = self.place.oldest_whole()
         if oldest - self.place.base >= self.place.counters[COMMITTED]:
             return log.first
         serials = serials_of(self._refs[oldest % self.n, log.columns], log.frames)
-        # rows after it share no frames that were too far back when it came
+        # later rows cannot share a frame that was too far back at that time
         return min(int(serials.min()), int(serials.max()) + 1 - log.numbers.item(NEAR))
 
     def gather(self, slots, out, present=-1):
@@ -192,12 +192,12 @@ class FrameRows(OpenStore):
             )
 
     def stats(self) -> dict:  # numbers by name
-        "Return how many new frames a row has"
+        "Return the number of new frames for each row"
         new = sum(log.frames - log.before for log in self._logs)
         return dict(row_frames=new / max(self._rows_added, 1))
 
     def state_dict(self, slots) -> dict:  # plain data and tensors
-        "Return what a checkpoint holds: the rows in these slots, and all frames"
+        "Return the rows in these slots and all frames, for a checkpoint"
         with self._lock:
             references = np.empty((len(slots), len(self._places)), np.int32)
             for log in self._logs:
@@ -210,7 +210,7 @@ class FrameRows(OpenStore):
             )
 
     def load_state_dict(self, slots, state: dict):
-        "Put rows that were saved into these slots, which are all that there are"
+        "Put saved rows into these slots of an empty store"
         form = dict(
             rest=array(np.uint8, len(slots), self._rest_size),
             references=array(np.int32, len(slots), len(self._places), low=0),
@@ -222,20 +222,20 @@ class FrameRows(OpenStore):
             log.load_state_dict(frames)
             log.before = log.frames
             if refs[:, log.columns].max(initial=-1) >= log.frames:
-                raise StateError('Frames', 'a saved reference to a frame that is not there')
+                raise StateError('Frames', 'a saved row refers to a frame that is missing')
         self._rest[slots] = saved['rest']
         self._refs[slots] = refs
         rows = self.some_rows(slots, self.dtype.names)
         check_saved_rows('Frames', rows, NaNSearch(rows.dtype))
 
     def reopen(self):
-        "Go on where the files end"
+        "Continue at the end of the files"
         for log in self._logs:
             log.segments.reopen()
             log.before = log.frames
 
     def refresh(self):
-        "See which frames have come and gone"
+        "Read which frames were added and removed"
         with self._lock:
             # what follows was fixed before segments were mapped
             self._numbers[:, :BITS] = self._lasting[:, :BITS]
@@ -243,7 +243,7 @@ class FrameRows(OpenStore):
                 log.segments.refresh()
 
     def some_columns(self, slots, names):
-        "Return the columns without frames among these, of the rows in these slots"
+        "Return those of these columns that have no frames, of the rows in these slots"
         found = {}
         for name in set(names) & set(self.dtype.names):
             kind, at = self.dtype.fields[name][:2]
@@ -279,7 +279,7 @@ def _add_rows(numbers, plan, address, n, stay, arrays, new_refs):
 # %% ../../nbs/memory/frames.ipynb #62d3f48d
 @njit(nogil=True)
 def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
-    "Assemble rows in `out`, zeros for slot -1; byte `present` of each is 1 if there is a row"
+    "Assemble rows in `out`, zeros for slot -1; set byte `present` of each to 1 if there is a row"
     dst = out.ctypes.data
     touched = np.uint8(0)
     for i in range(len(slots)):
@@ -308,10 +308,10 @@ def _gather_rows(slots, rest, spans, places, addresses, size, out, present):
 
 # %% ../../nbs/memory/frames.ipynb #0ac10a02
 class DeviceFrames(DeviceStore, FrameRows):
-    "The same with frames on a device, where batches are put together"
+    "Store of frames on a device, where batches are assembled"
 
     def assemble(self, slots, out, more):
-        "Put rows from slots together, and `more`: where in a row a number goes → one for each row"
+        "Assemble rows from slots; `more` maps an offset in a row to one number for each row"
         rest = self._rest[slots]
         rest[slots < 0] = 0
         with self._lock:
@@ -333,33 +333,38 @@ class DeviceFrames(DeviceStore, FrameRows):
 
 # %% ../../nbs/memory/frames.ipynb #0ac10a04
 class Frames(Store):
-    "Each frame once, equal ones shared; the rest of each row as it is"
+    "Store that keeps each distinct frame of stacked images once, optionally compressed"
 
-    least = 64  # bytes of a frame that is worth a reference
-    raw_frames = 16  # of each environment
-    smallest_segment = 32  # frames
+    least = 64  # smallest frame, in bytes, that is worth a reference
+    raw_frames = 16  # uncompressed frames of each environment
+    smallest_segment = 32  # frames in the smallest segment
 
     def __init__(
         self,
-        stack: int = 1,  # frames along the first axis of an observation; 1: observations as wholes
-        compress: str = None,  # 'lz4' or 'zstd': packs frames that aren't new; None: not at all
-        path=None,  # directory for rows and frames; None: main memory
-        device=None,  # for rows and batches: 'cuda', or 'auto' (a GPU if any); None: no device
+        # frames stacked along the first axis of an observation; 1: store whole observations
+        stack: int = 1,
+        # 'lz4' or 'zstd' compresses all but the newest frames; None: no compression
+        compress: str = None,
+        path=None,  # a directory for rows and frames; None: RAM
+        # where frames and batches are kept: 'cuda', or 'auto' (a GPU if there is one); None: RAM
+        device=None,
         *,
-        mode: str = 'a',  # 'a': append or create; 'r': read-only, while another process may write
-        spare: int = 0,  # rows kept beyond `max_sz`, so that a run can resume from its checkpoint
+        # 'a': append (create if missing); 'r': read-only, safe while another process writes
+        mode: str = 'a',
+        # rows kept in addition to `max_sz`, so that a run can resume from an older checkpoint
+        spare: int = 0,
     ):
         self.place_at(path, device, mode, spare)
         self.stack = as_integer('Frames', 'stack', stack, 1)
         self.compress = compress
-        codec(compress)  # or an error, now
+        codec(compress)  # raises now if the codec is not installed
         if compress and device is not None:
             raise ArgumentError(
                 'Frames',
-                'compress and device',
+                'frames on a device cannot be compressed',
                 f'{compress!r}, {device!r}',
-                'one of them',
-                'frames on a device are not packed',
+                'compress or device, not both',
+                'leave one of them out',
             )
 
     def __repr__(self):
@@ -375,12 +380,14 @@ class Frames(Store):
         numbers = lasting if place.writes else lasting.copy()
         sizes = [l.size for l in leaves]
         if not place.meta:
-            # some hundred segments in a full memory
+            # a few hundred segments in a full memory
             many = min(max(n // 512, self.smallest_segment), 1024)
             numbers[:, BITS] = many.bit_length() - 1
             numbers[:, FRAME_SIZE] = sizes
         elif numbers[:, FRAME_SIZE].tolist() != sizes:
-            raise StateError('Frames', 'damaged sizes of frames', numbers[:, FRAME_SIZE], sizes)
+            raise StateError(
+                'Frames', 'the sizes of frames are damaged', numbers[:, FRAME_SIZE], sizes
+            )
         # n-step rows reach further back
         each = self.raw_frames * (2 if 'n' in dtype.names else 1)
         logs = []
@@ -408,10 +415,10 @@ class Frames(Store):
         )
         raise BlockError(
             'Frames',
-            f'stack={self.stack}',
+            f'no column has frames for stack={self.stack}',
             shapes,
             f'frames of at least {self.least} bytes, {self.stack} along the first axis',
-            'stack=1 for whole observations, gym.wrappers.FrameStackObservation, or Rows()',
+            'use stack=1 for whole observations, gym.wrappers.FrameStackObservation, or Rows()',
         )
 
     def needs(self, dtype, n):

@@ -30,20 +30,20 @@ from .places import COMMITTED, MainMemory, Place, in_parts
 from ..steps.states import array, integer, listed
 
 # %% ../../nbs/memory/links.ipynb #95ae7358
-# what stands where: counters, how many slots there are, then addresses and lengths
+# positions in `numbers`: counters, the number of slots, then addresses and lengths
 INSERTED, OLDEST, AGE_SUM, AGE_MAX, RING = range(5)
-# the last one: how many rows count
+# the last one: the number of rows that count
 LINK, BACK, DRAWN, LAST_KEY, LAST, N_LAST, NUMBER, N_NUMBER, WINDOW = range(5, 14)
-# of the place; how many rows it lets kernels write, counted as its counters do
+# counters of the place, and how many rows it lets kernels write
 COUNTERS = 14
 UNTIL = 15
-# keys that were drawn, and are not counted so far; do others look at the counts?
+# sampled keys that are not counted yet; whether others look at the counts
 NOTED = 16
 N_NOTED = 17
 SHARED = 18
 
-# rows after which an environment without new ones counts as inactive; in a small memory, its rows
-# are overwritten sooner
+# rows after which an environment without new rows counts as inactive; fewer in a small memory,
+# whose rows are overwritten sooner
 PATIENCE = 1 << 14
 
 # the form of a saved state
@@ -53,12 +53,12 @@ SAVED_LINKS = dict(
     env_ids=array(np.int32, None, low=0, high=MAX_ENVS - 1),
     last=array(np.int32, None, 3),
     last_key=array(np.int64, None, low=-1),
-    drawn=array(np.int32, None),  # empty: files have the counts
+    drawn=array(np.int32, None),  # empty: the counts are in files
 )
 
 
 class Tables(NamedTuple):
-    "What kernels see of the links, and the arrays that must stay alive for it; replaced as a whole"
+    "What kernels use of the links, and the arrays behind it; replaced as a whole"
 
     numbers: np.ndarray  # int64: counters, then addresses and lengths
     envs: Environments  # dense numbers, and the last row of each
@@ -66,14 +66,14 @@ class Tables(NamedTuple):
 
 # %% ../../nbs/memory/links.ipynb #e9602427
 class Links:
-    "Keys, links, episodes and draw counts of the last `max_sz` rows, without the rows themselves"
+    "Keys, links, episodes and sample counts of the last `max_sz` rows, without the rows"
 
     def __init__(
         self,
         dtype: np.dtype,  # of the rows
-        max_sz: int,  # how many count
-        place: Place = None,  # where bytes lie; None: main memory
-        who: str = 'Timeline',  # who keeps the rows, for errors
+        max_sz: int,  # number of rows that count
+        place: Place = None,  # where arrays are kept; None: RAM
+        who: str = 'Timeline',  # the name for errors
         spare: int = 0,  # extra slots, which keep rows for a while after they leave the memory
     ):
         self.who = who
@@ -82,16 +82,16 @@ class Links:
         self._search = NaNSearch(dtype)
         self.place = place = MainMemory(who) if place is None else place
         layout = RowLayout(who, dtype, strict=False)
-        # where kernels look in a row
+        # offsets in a row that kernels read
         self.plan = np.concatenate([layout.at, self._search.at])
         self.link, self.back = (place.new(n, self.ring, np.int32, 0) for n in ('link', 'back'))
         self._drawn = place.new('drawn', self.ring, np.int32, 0, own=True)
-        # how many keys, then these
+        # the number of keys, then the keys
         self._noted = np.zeros(min(max(self.ring >> 5, 32), 4096), np.int64)
         self._use([place.base, place.base, 0, 0], Environments(), np.zeros(0, np.int64))
 
     def _use(self, counters, envs, last_key):
-        "Work with these tables from now on: one assignment, after all of them have been made"
+        "Use these tables from now on, by one assignment"
         addresses = [a.ctypes.data for a in (self.link, self.back, self._drawn, last_key)]
         numbers = np.array(
             [
@@ -114,31 +114,31 @@ class Links:
 
     @property
     def inserted(self) -> int:
-        "How many rows have come: the next key"
+        "Return the number of rows added, which is the next key"
         return self.tables.numbers.item(INSERTED)
 
     @property
     def oldest(self) -> int:
-        "The oldest key that is still there"
+        "Return the key of the oldest row"
         return self.tables.numbers.item(OLDEST)
 
     @property
     def keys(self) -> np.ndarray:
-        "All valid keys, oldest first"
+        "Return the keys of all rows, oldest first"
         return np.arange(self.oldest, self.inserted)
 
     @property
     def nbytes(self) -> int:
-        "Bytes reserved"
+        "Return the bytes reserved"
         return sum(
             a.nbytes for a in (self.link, self.back, self._drawn, *self.tables[1:], self._noted)
         )
 
     def __reduce__(self):
-        raise TypeError('links hold addresses: copy or pickle the timeline')
+        raise TypeError('links contain addresses, so copy or pickle the timeline instead')
 
     def admit(self, env_ids):
-        "Numbers for the environments among these that have none"
+        "Give numbers to those of these environments that have none"
         numbers, envs, last_key = self.tables
         if envs.admit(env_ids):
             return
@@ -146,17 +146,17 @@ class Links:
         self._use(numbers, envs, grown(last_key, len(envs.ids), -1))
         envs.admit(env_ids)
 
-    @property
+    @property  # dense numbers, in the order of env_id
     def going_on(self) -> np.ndarray:  # dense numbers, in the order of env_id
-        "Return environments under way, but not inactive ones; all, if another process writes"
+        "Return environments with an unfinished episode; a writing process omits inactive ones"
         numbers, envs, last_key = self.tables
         since = numbers[INSERTED] - last_key
         under_way = (envs.last[:, 2] != 0) & (since < max(self.max_sz, PATIENCE))
         found = np.flatnonzero(under_way if self.place.writes else envs.ids >= 0)
         return found[np.argsort(envs.ids[found])]
 
-    def reserve(self, n) -> np.ndarray:  # the slots of the last of them, as many as there are slots
-        "Rows that `n` new ones will overwrite count as gone from now on"
+    def reserve(self, n) -> np.ndarray:  # the slots of the last rows, at most all slots
+        "Count the rows that `n` new ones will overwrite as gone"
         numbers = self.tables.numbers
         n = int(n)
         end = numbers[INSERTED] + n
@@ -165,51 +165,51 @@ class Links:
         return np.arange(end - min(n, self.ring), end) % self.ring
 
     def append(self, rows):
-        "Rows that lie in their slots are there from now on"
+        "Add rows that were written into their slots"
         link_rows(self.tables.numbers, self.plan, rows.ctypes.data, len(rows))
 
     def numbers_of(
         self,
         env_id: np.ndarray,  # the column of rows
-    ) -> np.ndarray:  # int64; None: the rows can't be taken as they are
-        "The dense numbers of the environments of rows"
+    ) -> np.ndarray:  # int64; None: the rows need a full check
+        "Return the dense numbers of the environments of rows"
         out = np.empty(len(env_id), np.int64)
         return out if _numbers_of(self.tables.numbers, self.plan, env_id, out) else None
 
     def slots(self, keys) -> np.ndarray:  # of the same shape
-        "The slots of valid keys"
+        "Return the slots of valid keys"
         bad = first_invalid(self.tables.numbers, keys.ravel())
         if bad >= 0:
             self.refuse_key(keys.flat[bad])
         return keys % self.ring
 
     def refuse_key(self, key):
-        "Say what is wrong with a key"
+        "Raise the error of an invalid key"
         there = f'{self.oldest} to {self.inserted - 1}'
         if not 0 <= key < self.inserted:
-            raise StaleKey(self.who, f'key {key} was never given out', expected=there)
+            raise StaleKey(self.who, f'key {key} is unknown', expected=there)
         why = f'its row was overwritten {self.oldest - key} rows ago'
         if key < self.place.base:
-            why = 'it was given out before the memory was cleared or loaded'
+            why = 'it is from before the memory was cleared or loaded'
         raise StaleKey(
             self.who,
             f'key {key} is stale: {why}',
             expected=there,
-            remedy='ask valid(keys) first, or keep more rows (max_sz)',
+            remedy='check valid(keys) first, or use a larger max_sz',
         )
 
     @property
     def drawn(self) -> np.ndarray:  # int32, of each slot
-        "How often the row that lies there was drawn"
+        "Return how often the row in each slot was sampled"
         count_noted(self.tables.numbers)
         return self._drawn
 
     def walk(
         self,
         keys: np.ndarray,  # int64, all of them valid
-        offsets,  # steps along the episode: 1 is the next row, -1 the one before
-    ) -> np.ndarray:  # keys [len(keys), len(offsets)]; -1 where the episode has no such row
-        "Keys along the episodes of these rows"
+        offsets,  # steps along the episode: 1 is the next row, -1 the previous one
+    ) -> np.ndarray:  # keys [len(keys), len(offsets)]; -1 if the episode has no such row
+        "Return keys along the episodes of these rows"
         self.slots(keys)
         offsets = as_keys(offsets, 'offsets').ravel()
         out = np.empty((len(keys), len(offsets)), np.int64)
@@ -219,16 +219,16 @@ class Links:
     def window_slots(
         self,
         keys: np.ndarray,  # int64, of the first rows
-        length: int,  # of each window
-    ) -> np.ndarray:  # [len(keys), length]; -1 where the episode has ended
-        "The slots of the rows that follow each other from these keys on"
+        length: int,  # rows in each window
+    ) -> np.ndarray:  # [len(keys), length]; -1 after the end of the episode
+        "Return the slots of the consecutive rows from each of these keys"
         self.slots(keys)
         slots = np.empty((len(keys), length), np.int64)
         _window_slots(self.tables.numbers, keys, slots)
         return slots
 
     def state_dict(self) -> dict:  # plain data and tensors
-        "Return counters, environments, and how often rows were drawn, unless that is in files"
+        "Return counters, environments, and sample counts unless those are in files"
         numbers, envs, last_key = self.tables
         kept = self.going_on
         counted = [] if self.place.lasts else self.keys % self.ring
@@ -243,18 +243,18 @@ class Links:
 
     def load_state_dict(
         self,
-        saved: dict,  # as it was saved, in the form `SAVED_LINKS`
+        saved: dict,  # in the form `SAVED_LINKS`
         base: int,  # the first key here
     ):
-        "Become what was saved; this object must be new"
+        "Load a saved state; this object must be new"
         (inserted, oldest, *_), last_key = saved['counters'], saved['last_key']
         if inserted - oldest > self.max_sz:
             raise StateError(
                 self.who,
-                'a saved memory with more rows than this one has room for',
+                'the saved buffer has more rows than this one can hold',
                 inserted - oldest,
                 f'at most max_sz={self.max_sz}',
-                'a larger max_sz',
+                'use a larger max_sz',
             )
         envs = Environments(len(last_key), saved['env_ids'].max(initial=-1) + 1)
         envs.admit(saved['env_ids'])
@@ -276,7 +276,7 @@ class Links:
         self,
         episodes,  # (slots) → a structured array: episode columns of the rows in them
     ):
-        "Link the rows that are here as `append` does, but don't count them again"
+        "Link the present rows as `append` does, but do not count them again"
         inserted = self.inserted
         oldest = self.oldest
         drawn = self._drawn.copy()
@@ -290,16 +290,16 @@ class Links:
         self.place.counters[COMMITTED] = 0  # until the memory settles
 
     def admit_saved(self, env_ids):
-        "Number the environments of rows that were there, or raise"
+        "Number the environments of saved rows; raise if they are invalid"
         if len(env_ids) and not 0 <= env_ids.min() <= env_ids.max() < MAX_ENVS:
             raise self._damaged(f'env_id {env_ids.min()} to {env_ids.max()}')
         self.admit(env_ids)
 
     def _damaged(self, got):
-        return StateError(self.who, 'a saved memory with damaged links', got)
+        return StateError(self.who, 'the links of the saved buffer are damaged', got)
 
     def move(self, by: int):
-        "Make all keys larger; where rows are there, by a multiple of the slots"
+        "Increase all keys; if there are rows, by a multiple of the slots"
         numbers, _, last_key = self.tables
         numbers[[INSERTED, OLDEST]] += by
         last_key[last_key >= 0] += by
@@ -308,7 +308,7 @@ class Links:
         self,
         episodes,  # (slots) → a structured array: episode columns of the rows in them
     ) -> np.ndarray:  # keys
-        "Return the newest row of each environment, and cut links that lead beyond the last row"
+        "Return the newest row of each environment, and cut links beyond the last row"
         newest = {}
         for keys in in_parts(self.oldest, self.inserted, 1 << 20):
             found = np.empty(len(keys), np.int64)
@@ -323,7 +323,7 @@ class Links:
         self,
         episodes,  # (slots) → a structured array: episode columns of the rows in them
     ):
-        "Find out from the rows that are here which episodes are under way"
+        "Find the unfinished episodes among the present rows"
         keys = self.newest(episodes)
         rows = episodes(keys % self.ring)
         self.admit_saved(rows['env_id'])
@@ -335,13 +335,13 @@ class Links:
         envs.last[: len(keys)] = np.stack([rows['episode_n'], rows['step_n'], ~ended], 1)
 
     def refresh(self, span: tuple):
-        """Take over rows that another process has added
+        """Take over rows that another process has added.
 
         The oldest key is set first, or another thread could see more rows than there are slots.
         """
         end, oldest = span
         numbers = self.tables.numbers
-        # the process that writes has its own counts
+        # the writing process has its own counts
         if not self.place.writes:
             new = np.arange(max(self.inserted, end - self.ring), end)
             self._drawn[new % self.ring] = 0
@@ -349,12 +349,12 @@ class Links:
         numbers[INSERTED] = end
 
 # %% ../../nbs/memory/links.ipynb #cd910120
-_u = np.uint64  # unsigned places spare kernels a test for negative ones
+_u = np.uint64  # unsigned indices save kernels a test for negative ones
 
 
 @njit
 def acceptable(numbers, plan, address, n):
-    "Return True if the rows may be written: room, known environments, and no NaN"
+    "Return True if the rows may be written: there is room, environments are known, no NaN"
     if longs_at(numbers[COUNTERS], 2)[COMMITTED] + n > longs_at(numbers[UNTIL], 1)[0]:
         return False
     size = plan[SIZE]
@@ -369,7 +369,7 @@ def acceptable(numbers, plan, address, n):
 # %% ../../nbs/memory/links.ipynb #dada7468
 @njit
 def link_rows(numbers, plan, address, n):
-    "Link rows that lie in their slots; their number is written last"
+    "Link rows in their slots; their number is written last"
     at = places_of(plan)
     inserted = numbers[INSERTED]
     ring = numbers[RING]
@@ -414,20 +414,21 @@ def _numbers_of(numbers, plan, env_id, out):
 
 # %% ../../nbs/memory/links.ipynb #2ff5285c
 def as_keys(keys, what='keys', who='Timeline') -> np.ndarray:  # int64
-    "Keys, or offsets, as the kernels want them"
+    "Return keys, or offsets, as an int64 array"
     if isinstance(keys, torch.Tensor):
         keys = keys.cpu().numpy()
     if type(keys) is np.ndarray and keys.dtype == np.int64:
         return keys
     keys = np.asarray(keys)
     if keys.dtype.kind not in 'iu' and keys.size:
-        raise ArgumentTypeError(who, what, keys.dtype, 'integers')
-    return keys.astype(np.int64, copy=False)  # numbers from 2**63 on become negative: no keys
+        raise ArgumentTypeError(who, f'{what} must be integers', keys.dtype)
+    # numbers from 2**63 on become negative, so they are invalid keys
+    return keys.astype(np.int64, copy=False)
 
 # %% ../../nbs/memory/links.ipynb #a7f1db09
 @njit
 def first_invalid(numbers, keys):
-    "The place of the first key whose row is not there, or -1"
+    "Return the position of the first key whose row is gone, or -1"
     oldest = numbers[OLDEST]
     end = numbers[INSERTED]
     for i in range(len(keys)):
@@ -438,13 +439,13 @@ def first_invalid(numbers, keys):
 # %% ../../nbs/memory/links.ipynb #5d0c71a2
 @njit
 def count_noted(numbers):
-    "Count the draws that were noted"
+    "Add the noted samples to the counts"
     ring = numbers[RING]
     end = numbers[INSERTED]
     drawn = ints_at(numbers[DRAWN], ring)
     noted = longs_at(numbers[NOTED], numbers[N_NOTED])
     start = end - end % ring  # the key whose slot is 0
-    # they are another process's by now
+    # they belong to a different process by now
     if numbers[SHARED] and longs_at(numbers[UNTIL], 1)[0] < 0:
         noted[0] = 0
     for i in range(1, noted[0] + 1):
@@ -456,7 +457,7 @@ def count_noted(numbers):
 # %% ../../nbs/memory/links.ipynb #5d0c71a3
 @njit
 def count_drawn(numbers, keys):
-    "These rows were drawn once more, at the age that they have now"
+    "Count one sample of each of these rows, at its present age"
     noted = longs_at(numbers[NOTED], numbers[N_NOTED])
     total = 0
     low = numbers[INSERTED]
@@ -499,7 +500,7 @@ def _walk(numbers, keys, offsets, out):
 def _window_slots(numbers, keys, slots):
     ring = numbers[RING]
     link, (n, length) = ints_at(numbers[LINK], ring), slots.shape
-    at, ahead = np.empty((2, n), np.int64)  # the slot of each, and how far the last row is
+    at, ahead = np.empty((2, n), np.int64)  # the slot of each, and the distance to the last row
     for i in range(n):
         at[i], ahead[i] = keys[i] % ring, numbers[INSERTED] - keys[i]
     for t in range(length):
@@ -517,7 +518,7 @@ def _window_slots(numbers, keys, slots):
 # %% ../../nbs/memory/links.ipynb #4edf1b92
 @njit
 def _look(link, back, keys, inserted, found):
-    "Cut links that lead beyond the last row; return how many keys have none, or -1: some are wrong"
+    "Cut links beyond the last row; return the number of keys without one, or -1 if some are wrong"
     ring = len(link)
     n = 0
     for key in keys:

@@ -18,14 +18,14 @@ from ..steps.machine import machine_memory, size_text
 # %% ../../nbs/memory/mapped.ipynb #35ef270a
 def allocate(
     path: Path,  # of the file
-    nbytes: int,  # how many it will have, all of them 0
-    who: str,  # for errors
+    nbytes: int,  # size of the file, all zeros
+    who: str,  # the name for errors
 ):
-    "Make a file for which the disk has room; a kill leaves no part of it"
+    "Make a file and allocate its disk space; a kill leaves no part of it"
     new = path.with_name(f'.{path.name}')
     with disk_room(who, path, nbytes):
         try:
-            new.unlink(missing_ok=True)  # of a writer that was killed; or somebody else's link
+            new.unlink(missing_ok=True)  # left by a killed writer, or a link of somebody else
             file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
             try:
                 if not nbytes:
@@ -47,9 +47,9 @@ def mapped(
     path: Path,  # of the file
     shape,  # of the array
     dtype,  # of its elements
-    writable: bool,  # False: what is written stays in this process
+    writable: bool,  # if False, changes stay in this process
 ) -> np.ndarray:
-    "A file as an array"
+    "Return a file as an array"
     dtype = np.dtype(dtype)
     n = int(np.prod(shape)) * dtype.itemsize
     if not n:
@@ -67,11 +67,11 @@ _FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 @contextmanager
 def disk_room(
-    who: str,  # for errors
-    path: Path,  # of what is written
-    nbytes: int,  # how many bytes it has
+    who: str,  # the name for errors
+    path: Path,  # of the file to be written
+    nbytes: int,  # its size in bytes
 ):
-    "Raise `NoRoom`, with the system's own words, if it has no room for what is written meanwhile"
+    "Raise `NoRoom`, with the message of the system, if there is no room for what the block writes"
     try:
         yield
     except OSError as e:
@@ -79,10 +79,10 @@ def disk_room(
             raise
         raise NoRoom(
             who,
-            f'no room on the disk for {path}: {e.strerror}',
+            f'not enough disk space for {path}: {e.strerror}',
             f'{size_text(shutil.disk_usage(path.parent).free)} free',
             size_text(nbytes),
-            'a smaller max_sz, a path on another disk, or a higher quota or limit on file sizes',
+            'use a smaller max_sz, a path on a different disk, or a higher quota or size limit',
         ) from None
 
 # %% ../../nbs/memory/mapped.ipynb #44c4621b
@@ -94,10 +94,10 @@ _madvise = types.ExternalFunction('madvise', types.int32(types.intp, types.uintp
 
 @njit(nogil=True)
 def request_places(
-    addresses,  # of what is going to be read; 0: nothing
-    sizes,  # how many bytes: one number for each column
+    addresses,  # of what will be read; 0: nothing
+    sizes,  # number of bytes: one number for each column
 ):
-    "Let the system read these pages, all at once"
+    "Ask the system to read these pages, all at once"
     for i in range(addresses.shape[0]):
         for j in range(addresses.shape[1]):
             start = addresses[i, j] & -PAGE
@@ -107,9 +107,9 @@ def request_places(
 # %% ../../nbs/memory/mapped.ipynb #71e6f613
 def request(
     array: np.ndarray,  # in a file
-    slots,  # of it, that are going to be read; -1: none
+    slots,  # slots that will be read; -1: none
 ):
-    "The same for rows, where a system can be asked"
+    "Ask the system to read the rows in these slots, if it can"
     if sys.platform == 'linux':
         size = array.strides[0]
         addresses = np.where(slots < 0, 0, array.ctypes.data + slots * size)
@@ -117,8 +117,8 @@ def request(
 
 
 def outgrows(
-    nbytes: int,  # of an array in a file
-) -> bool:  # False also where pages can't be asked for
-    "Is an array so large that main memory will not always hold it?"
+    nbytes: int,  # size of an array in a file
+) -> bool:  # False also if pages cannot be requested
+    "Return True if an array is so large that RAM may not hold all of it"
     there = machine_memory()
     return sys.platform == 'linux' and 0 < there < 2 * nbytes

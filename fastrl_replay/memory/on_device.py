@@ -17,19 +17,19 @@ from .places import MainMemory
 # %% ../../nbs/memory/on_device.ipynb #e93d23bb
 def staged(
     a: np.ndarray,  # contiguous
-    device: torch.device,  # where it will go
+    device: torch.device,  # its destination
 ) -> torch.Tensor:  # uint8, flat
-    "The bytes of an array, where a copy to the device can take them without waiting"
+    "Return the bytes of an array in memory from which a copy to the device need not wait"
     bytes_ = torch.empty(a.nbytes, dtype=torch.uint8, pin_memory=device.type == 'cuda')
     bytes_.numpy()[:] = a.reshape(-1).view(np.uint8)
     return bytes_
 
 
 def sent(
-    device: torch.device,  # where they go
+    device: torch.device,  # the destination
     *arrays: np.ndarray,  # those with the longest numbers first
-) -> list:  # of tensors of the same shapes and numbers
-    "Arrays on the device, asked for in one copy and not waited for"
+) -> list:  # tensors of the same shapes and numbers
+    "Copy arrays to the device in a single asynchronous copy"
     arrays = [np.ascontiguousarray(a) for a in arrays]
     together = np.concatenate([a.reshape(-1).view(np.uint8) for a in arrays])
     there = staged(together, device).to(device, non_blocking=True)
@@ -39,19 +39,19 @@ def sent(
 
 
 def common_word(
-    *places,  # bytes: where something begins, or how long it is
-) -> torch.dtype:  # of the largest whole numbers that fit in all of them
-    "What to copy bytes as: eight at a time, or four, two, one"
+    *places,  # offsets or lengths in bytes
+) -> torch.dtype:  # the largest integer type whose size divides all of them
+    "Return the integer type in which to copy bytes: eight at a time, or four, two, one"
     return {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[math.gcd(8, *places)]
 
 # %% ../../nbs/memory/on_device.ipynb #36924857
 class Device(MainMemory):
-    "A device's memory: rows and batches are tensors there, arrays for kernels are in main memory"
+    "Place on a device: rows and batches are tensors there, arrays for kernels are in RAM"
 
     def __init__(
         self,
         device,  # name of the device, or a `torch.device`
-        who: str = 'Timeline',  # whose arrays they are, for errors
+        who: str = 'Timeline',  # the name for errors
     ):
         super().__init__(who)
         self.device = str(device)
@@ -74,20 +74,20 @@ class Device(MainMemory):
             yield
         theirs.wait_stream(mine)
         for t in used:
-            t.record_stream(mine)  # or its memory would be used again too early
+            t.record_stream(mine)  # otherwise its memory would be reused too early
 
     def tensor(self, who, *shape) -> torch.Tensor:  # bytes
-        "Memory on the device; anything is in it"
+        "Return uninitialized memory on the device"
         try:
             with self.in_order():
                 return torch.empty(shape, dtype=torch.uint8, device=self.at)
         except RuntimeError as e:
             raise NoRoom(
                 who,
-                f'no memory on {self.device}',
+                f'not enough memory on {self.device}',
                 size_text(free_memory(self.device)),
                 size_text(math.prod(shape)),
-                'a smaller max_sz',
+                'use a smaller max_sz',
             ) from e
 
     def write(
@@ -95,6 +95,6 @@ class Device(MainMemory):
         target: torch.Tensor,  # rows of bytes on the device
         rows: np.ndarray,  # their new bytes
     ):
-        "Bring bytes to the device, asked for and not waited for"
+        "Copy bytes to the device asynchronously"
         with self.in_order():
             target.view(-1).copy_(staged(rows, self.at), non_blocking=True)

@@ -15,9 +15,9 @@ from ..steps.machine import free_memory
 def aligned(
     shape,  # a number or a tuple
     dtype,  # of its elements
-    fill=None,  # what it holds at first; None: anything
-) -> np.ndarray:  # begins at a cache line
-    "A new array in the memory of this process"
+    fill=None,  # initial value; None: arbitrary
+) -> np.ndarray:  # aligned to a cache line
+    "Return a new array in the memory of this process"
     dtype = np.dtype(dtype)
     nbytes = int(np.prod(shape)) * dtype.itemsize
     raw = (np.empty if fill is None else np.zeros)(nbytes + 64, np.uint8)
@@ -29,38 +29,38 @@ def aligned(
 
 
 def in_parts(first, end, most):
-    "Keys that follow each other, so many at a time"
+    "Yield consecutive keys in parts of at most `most`"
     for a in range(first, end, most):
         yield np.arange(a, min(a + most, end))
 
 # %% ../../nbs/memory/places.ipynb #7374aa76
-# rows that may have been written, and that count; up to which row priorities are known, rows were
-# on the device at the last flush, and slots may be written before the next power cut
+# rows that may have been written, and rows that count; the row up to which priorities are known,
+# rows were on disk at the last flush, and slots may be written before the next power failure
 RESERVED, COMMITTED, TOLD, FLUSHED, LIMIT = range(5)
-# how often it went back; a checksum; the oldest row that counts after going back
+# number of rewinds; a checksum; the oldest row that counts after a rewind
 REWINDS, CHECK, SHOWN, N_COUNTERS = range(5, 9)
 
 
 class Place:
-    "Where the arrays of a memory are, and which of its rows are there; here, nothing lasts"
+    "Where the arrays of a memory are kept, and which rows are there; in this class, in RAM only"
 
-    # of a directory; a device's name; what is said of the memory that is there
+    # of a directory; the name of a device; the metadata of the memory
     path = device = meta = None
     writes = True  # False: it was opened for reading
-    holds = True  # may this process write now? Not a fork, nor after it was closed
+    holds = True  # True if this process may write now; False for a fork and after closing
     lasts = False  # True: it outlives this process
 
     def __init__(
         self,
-        who: str = 'Timeline',  # whose arrays they are, for errors
+        who: str = 'Timeline',  # the name for errors
     ):
-        # ring: how many slots there are
+        # ring: the number of slots
         self.who = who
         self.ring = 0
         self.counters = aligned(N_COUNTERS, np.int64, 0)
-        # how many rows kernels may write without asking, counted as the counters do; -1: none
+        # how many rows kernels may write without a check, as in the counters; -1: none
         self.until = np.full(1, 2**62)
-        # a key is this plus the row's number in the counters; a multiple of `ring`
+        # key = base + number of the row in the counters; base is a multiple of `ring`
         self.base = 0
 
     # ---- which rows are there ----
@@ -69,7 +69,7 @@ class Place:
         "Allow rows up to this key, or raise"
 
     def intend(self, end: int):
-        "Reserve rows up to this key, which are about to be written"
+        "Reserve rows up to this key, before they are written"
         self.allow(end)
         self.counters[RESERVED] = max(self.counters.item(RESERVED), end - self.base)
 
@@ -77,16 +77,16 @@ class Place:
         "Return the first key whose row was not overwritten"
         return self.base + max(self.counters.item(RESERVED) - self.ring, 0)
 
-    def span(self, window: int) -> tuple:  # the next key, and the oldest that is there
+    def span(self, window: int) -> tuple:  # the next key, and the oldest key
         "Return the next key and the oldest key of a memory of this many rows"
-        # first: rows that come at the same time are reserved before they count
+        # first, because rows added at the same time are reserved before they count
         end = self.base + self.counters.item(COMMITTED)
         shown = self.base + self.counters.item(SHOWN)
         return end, min(end, max(end - window, self.oldest_whole(), shown))
 
     @property
     def reported(self) -> int:
-        "Up to this key, the priorities that are kept here are those of the rows"
+        "Return the key up to which the priorities here belong to the rows"
         return self.base + self.counters.item(TOLD)
 
     @reported.setter
@@ -97,76 +97,77 @@ class Place:
         "Drop rows from this key on, and those before `floor`"
         c = self.counters
         end -= self.base
-        # first: after a kill, more rows count, and not fewer
+        # first, so that after a kill more rows count, not fewer
         c[SHOWN] = max(floor - self.base, 0)
         c[COMMITTED] = end
         c[TOLD] = min(c.item(TOLD), end)
-        # rows that come now are whole
+        # rows that are added now are complete
         c[RESERVED] = min(c.item(RESERVED), end + self.ring)
 
     # ---- what lasts ----
 
     def begin(self, ring: int):
-        self.ring = ring  # how many slots a new memory has
+        self.ring = ring  # number of slots of the new memory
 
     def publish(self, **meta):
-        "Make a new memory the one that is there, of which this is to be said"
+        "Make a new memory the current one, with this metadata"
 
     def say(self, **meta):
-        "Note this of it, too"
+        "Add metadata"
 
     def check_writer(self):
         "Raise if this process may not write"
 
     def leave(self):
-        "Let go of what is there, as it is"
+        "Release the memory without changes"
 
     def flush(self):
-        "Bring everything to the disk"
+        "Write everything to the disk"
 
     def forget(self):
         "Remove a memory without rows"
 
     def close(self) -> bool:
-        return False  # must it be opened again, if it is used again?
+        return False  # True if it must be opened again before use
 
     def lasting_priorities(self) -> np.ndarray:
-        return None  # an array by slot that lasts; None: none does
+        return None  # an array by slot on disk; None: there is none
 
     def keep(self, name, numbers, rows):
-        "Write some bytes for some rows"
+        "Write bytes for some rows"
 
     def kept(self, name, numbers, size) -> np.ndarray:
-        return np.zeros((len(numbers), size), np.uint8)  # what was written; zeros: nothing
+        # the bytes written by `keep`; zeros if there are none
+        return np.zeros((len(numbers), size), np.uint8)
 
     def refers(self) -> dict:
-        return None  # what a state says instead of rows; None: it holds them
+        return None  # what a state holds instead of rows; None: it holds the rows
 
     def check_refers(self, saved, inserted):
         "Raise if rows that a state refers to are not here"
         where = saved['directory']
         raise StateError(
             self.who,
-            'a saved memory whose rows lie in files',
+            'the rows of the saved buffer are in files',
             where,
-            'one that holds its rows',
-            f'a store with path={str(where)!r}',
+            'a state that contains its rows',
+            f'use a store with path={str(where)!r}',
         )
 
 # %% ../../nbs/memory/places.ipynb #ce2ced31
 class MainMemory(Place):
-    "Arrays in the memory of this process"
+    "Place in the memory of this process"
 
     def new(
         self,
-        name: str,  # what the array is for
+        name: str,  # the name of the array
         shape,  # a number or a tuple
         dtype,  # of its elements
-        fill=None,  # what it holds at first; None: anything
-        own=False,  # is it this process's own, even where other arrays last?
+        fill=None,  # initial value; None: arbitrary
+        own=False,  # if True, it belongs to this process only, even if other arrays are on disk
     ) -> np.ndarray:
         "Return a new array"
         return aligned(shape, dtype, fill)
 
     def room(self) -> int:
-        return free_memory(self.device)  # bytes for a new memory; 0: not known
+        return free_memory(self.device)  # bytes for a new memory; 0: unknown

@@ -18,12 +18,12 @@ from .sumtree import LARGEST, SMALLEST, SumTree, find_mass
 from ..steps.states import array, checked, real
 
 # %% ../../nbs/memory/priorities.ipynb #fda0a560
-_u = np.uint64  # unsigned places spare kernels a test for negative ones
+_u = np.uint64  # unsigned indices save kernels a test for negative ones
 
 
 @njit
 def _as_slots(keys, td, first, capacity, power, slots, p):
-    "Write the slots of keys, the oldest of which is `first`, and (|td| + eps)**alpha"
+    "Write the slots of keys, of which `first` is the oldest, and (|td| + eps)**alpha"
     eps, alpha = power
     start = first - first % capacity
     for i in range(len(keys)):
@@ -31,13 +31,13 @@ def _as_slots(keys, td, first, capacity, power, slots, p):
         slots[_u(i)], worth = slot if slot < capacity else slot - capacity, abs(td[i]) + eps
         if alpha != 1:
             worth = worth**alpha
-        # NaN, of a damaged file, is not larger either
+        # NaN, in a damaged file, is not larger either
         p[_u(i)] = min(worth, LARGEST) if worth > SMALLEST else SMALLEST
 
 
 @njit(inline=True)
 def _as_keys(slots, oldest, capacity):
-    "From slots to keys, in place"
+    "Convert slots to keys, in place"
     start = oldest % capacity
     for i in range(len(slots)):
         slot = slots[_u(i)] - start
@@ -46,7 +46,7 @@ def _as_keys(slots, oldest, capacity):
 
 @njit
 def _draw(nodes, starts, throw, ring, mass, keys, p):
-    "Keys in whose pieces darts stick, and their probabilities"
+    "Find the keys at cumulative masses, and their priorities"
     (seed, count, stratified), (oldest, capacity) = throw, ring
     throw_darts(seed, count, mass, stratified, p)
     find_mass(nodes, starts, p, keys)  # it leaves priorities there
@@ -56,16 +56,18 @@ def _draw(nodes, starts, throw, ring, mass, keys, p):
 
 # %% ../../nbs/memory/priorities.ipynb #b9c21ce4
 class _Prioritized(Sampler):
-    "Keys with priorities in a tree, where the slot of a key is `key % capacity`"
+    "Base class of samplers with priorities in a tree; the slot of a key is `key % capacity`"
 
     def __init__(
         self,
-        capacity: int,  # how many keys there can be at a time
-        alpha: float = 0.6,  # 0: all alike; 1: in proportion to |td|
-        eps: float = 1e-6,  # what every key has
-        seed: int = None,  # of the draws; None: different draws each time
-        stratified: bool = True,  # one draw from each of n equal parts, or n independent ones?
-        max_ever: bool = False,  # new keys get the largest priority ever, not the largest present
+        capacity: int,  # maximal number of keys
+        alpha: float = 0.6,  # exponent α: 0 is uniform, 1 in proportion to |td|
+        eps: float = 1e-6,  # added to each |td|
+        seed: int = None,  # seed of the samples; None: a random one
+        # True: one sample from each of n segments of equal mass; False: independent samples
+        stratified: bool = True,
+        # if True, new keys get the largest priority ever, else the largest present one
+        max_ever: bool = False,
     ):
         who = type(self).__name__
         for what, x in dict(alpha=alpha, eps=eps).items():
@@ -82,11 +84,11 @@ class _Prioritized(Sampler):
         super().clear()
         self.tree = self.new_tree(self.capacity)
         self._inverses = None  # see `Proportional.least`
-        # with `max_ever`; otherwise what new rows get until the next update
+        # priority of new rows with `max_ever`, else until the next update
         self.largest_ever = float(self.max_ever)
-        self._file = self._place = None  # where priorities are written, too
+        self._file = self._place = None  # where priorities are also written
 
-    _power = 1.0  # of |td| + eps, which is a priority
+    _power = 1.0  # exponent of |td| + eps that gives a priority
 
     kind = property(lambda self: f'{type(self).__name__} with alpha={float(self.alpha):g}')
 
@@ -108,7 +110,7 @@ class _Prioritized(Sampler):
         super().added(keys, columns)
 
     def forget(self, oldest):
-        "Take note that rows with keys before this one are gone"
+        "Record that rows with keys before this one are gone"
         gone = np.arange(self.first, min(oldest, self.first + self.capacity))
         if len(gone):
             self.tree.discard(gone % self.capacity)
@@ -118,10 +120,10 @@ class _Prioritized(Sampler):
 
     def update(
         self,
-        keys: np.ndarray,  # int64, of rows in memory
-        td: np.ndarray = None,  # float64, TD errors, finite; None: they get the largest priority
+        keys: np.ndarray,  # int64, of rows in the buffer
+        td: np.ndarray = None,  # float64, finite TD errors; None: they get the largest priority
     ):
-        "Set priorities, from TD errors; where a key comes twice, the last one counts"
+        "Set priorities from TD errors; if a key occurs twice, the last error counts"
         slots = np.empty(len(keys), np.int64)
         p = np.empty(len(keys))
         if td is None:
@@ -139,43 +141,45 @@ class _Prioritized(Sampler):
             self._file[keys % len(self._file)] = p
 
     def state_dict(self) -> dict:
-        "Return counters, and the priorities in the order of the keys; 0: can't be drawn"
+        "Return counters, and the priorities in the order of the keys (0: cannot be sampled)"
         p = self.tree.leaves[np.arange(self.first, self.end) % self.capacity]
         state = super().state_dict()
         return dict(state, largest_ever=self.largest_ever, priorities=torch.from_numpy(p))
 
     def load_state_dict(self, state: dict):
-        "Continue where `state` was saved; keys that were reported must be those that were saved"
+        "Restore a saved state; the keys reported before must be the saved ones"
         super().load_state_dict(state)
         who = type(self).__name__
         p = array(np.float64, None, low=0, high=LARGEST)
         form = dict(largest_ever=real(0, LARGEST), priorities=p)
         saved = checked(who, form, state, more=True)
         keys = np.arange(self.first, self.end)
-        # those of rows that were overwritten since are left out
+        # without rows that were overwritten since
         gone = len(saved['priorities']) - len(keys)
         p = saved['priorities'][max(gone, 0) :]
         reported = self.tree.leaves[keys % self.capacity] > 0
         other = reported.any() and not np.array_equal(reported, p > 0)
         if gone < 0 or other:
-            raise StateError(who, 'saved priorities of other keys than those of the saved rows')
+            raise StateError(
+                who, 'the saved priorities belong to different keys than the saved rows'
+            )
         self.largest_ever = saved['largest_ever']
         self._put(keys, p)
 
     def _put(self, keys, p):
-        "Give these keys these priorities, unless they are 0"
+        "Set these priorities, except where they are 0"
         there = p > 0
         self.tree.put(keys[there] % self.capacity, p[there])
         self._inverses = None
 
     @property
     def keys(self) -> np.ndarray:
-        "Those that can be drawn, oldest first"
+        "Return the keys that can be sampled, oldest first"
         keys = np.arange(self.first, self.end)
         return keys[self.tree.leaves[keys % self.capacity] > 0]
 
     def kept(self) -> np.ndarray:
-        "Return |td| + eps, or a power of it, of each key that can be drawn, oldest first"
+        "Return |td| + eps, or a power of it, of each key that can be sampled, oldest first"
         p = self.tree.leaves[self.keys % self.capacity]
         return np.where(p > SMALLEST, p, 0)
 
@@ -189,33 +193,33 @@ class _Prioritized(Sampler):
 
     def sample(
         self,
-        n: int,  # how many keys
+        n: int,  # number of keys
     ) -> tuple:  # keys (int64), and the probability of each
-        "Draw `n` keys"
+        "Sample `n` keys"
         mass = self.mass
         if not mass:
-            raise NotEnoughRows(type(self).__name__, 'keys to draw', 0, 'at least 1')
+            raise NotEnoughRows(type(self).__name__, 'too few keys to sample', 0, 'at least 1')
         keys = np.empty(n, np.int64)
         p = self._draw((self._random_seed, self._random_count, self.stratified), mass, keys)
         self._random_count += int(n)
         return keys, p
 
-    sample.trusted = True  # what it gives needs no check
+    sample.trusted = True  # the result needs no check
 
     def attach(
         self,
-        place: Place,  # of the memory
-        recall: bool,  # take the priorities that are there for its keys
+        place: Place,  # the place of the memory
+        recall: bool,  # if True, read the priorities that are there for its keys
     ):
-        "Keep priorities in a file of the memory, too, if it has files"
+        "Keep priorities in a file of the memory, too, if it is on disk"
         file = place.lasting_priorities()
         if file is None:
             return
         kind = place.meta.get('priorities')
         if recall and kind and kind != self.kind and self.end > self.first:
             warnings.warn(
-                f'{place.who}: the priorities in {place.path} are of {kind}, and those of '
-                f'{self.kind} are asked for: all rows begin with the largest one'
+                f'{place.who}: the priorities in {place.path} are from {kind}, not from '
+                f'{self.kind}, so all rows begin with the largest priority'
             )
         unknown = [np.zeros(0, np.int64)]
         for keys in in_parts(self.first, self.end, 2**20):
@@ -237,17 +241,17 @@ class _Prioritized(Sampler):
         if place.holds:
             place.say(priorities=self.kind)
             self._file, self._place = file, place
-        # the largest of those that are known
+        # the largest of the known priorities
         self.update(np.concatenate(unknown))
 
 # %% ../../nbs/memory/priorities.ipynb #1b88ef89
 def _inverse(p):
-    "1/p; 0 for priorities that are as good as 0"
+    "Return 1/p, or 0 for negligible priorities"
     return np.divide(1.0, p, where=p > SMALLEST, out=np.zeros(len(p)))
 
 
 class Proportional(_Prioritized):
-    "A key is as likely as its priority (|td| + eps)**alpha"
+    "Sampler that chooses a key with a probability in proportion to (|td| + eps)**alpha"
 
     new_tree = SumTree
     _power = property(lambda self: float(self.alpha))
@@ -255,7 +259,7 @@ class Proportional(_Prioritized):
 
     @property
     def least(self):
-        "The smallest probability of a key that can be drawn"
+        "Return the smallest probability of a key that can be sampled"
         if self._inverses is None:
             slots = np.flatnonzero(self.tree.leaves)
             self._inverses = SumTree(self.capacity)
@@ -270,14 +274,14 @@ class Proportional(_Prioritized):
         return p
 
     def probabilities(self) -> np.ndarray:
-        "Return the probability of each key that can be drawn, oldest first"
+        "Return the probability of each key that can be sampled, oldest first"
         p = self.kept()
         return p / self.mass if p.any() else np.full(len(p), self.least)
 
 # %% ../../nbs/memory/priorities.ipynb #96fd7784
 @njit
 def _ranks(ends, n, darts, ranks):
-    "The rank, from 1, in whose piece of the running sum each dart sticks"
+    "Find the rank, from 1, at each cumulative mass"
     ranks[:] = 0
     while n > 1:
         half = n >> 1
@@ -292,34 +296,37 @@ _TINY = np.finfo(np.float64).tiny
 
 
 class Ranked(_Prioritized):
-    "A key is as likely as 1/rank**alpha, where the largest |td| has rank 1"
+    "Sampler that chooses a key in proportion to 1/rank**alpha; the largest |td| has rank 1"
 
     new_tree = RankTree
     _ends = np.empty(0)  # see `mass`
 
     def __init__(
         self,
-        capacity: int,  # how many keys there can be at a time
-        alpha: float = 0.7,  # 0: all alike; 1: the first is twice as likely as the second
+        capacity: int,  # maximal number of keys
+        # exponent α: 0 is uniform; with 1 the first rank is twice as likely as the second
+        alpha: float = 0.7,
         eps: float = 1e-6,  # added to |td|; changes no rank
-        seed: int = None,  # of the draws; None: different draws each time
-        stratified: bool = True,  # one draw from each of n equal parts, or n independent ones?
-        max_ever: bool = False,  # new keys get the largest priority ever, not the largest present
+        seed: int = None,  # seed of the samples; None: a random one
+        # True: one sample from each of n segments of equal mass; False: independent samples
+        stratified: bool = True,
+        # if True, new keys get the largest priority ever, else the largest present one
+        max_ever: bool = False,
     ):
         super().__init__(capacity, alpha, eps, seed, stratified, max_ever)
 
     @property
     def mass(self):
-        "The sum of 1/rank**alpha"
+        "Return the sum of 1/rank**alpha"
         here = len(self.tree)
         if len(self._ends) < here:
-            # the running sum for at least as many ranks as there are keys
+            # the running sum, for at least as many ranks as there are keys
             self._ends = np.cumsum(np.arange(1.0, min(2 * here, self.capacity) + 1) ** -self.alpha)
         return float(self._ends[here - 1]) if here else 0.0
 
     @property
     def least(self):
-        "The smallest probability of a key, whose weight is 1; at least a tiny number"
+        "Return the smallest probability of a key, whose weight is 1; at least a tiny number"
         here = len(self.tree)
         return max(here ** -float(self.alpha) / self.mass, _TINY) if here else 1.0
 
@@ -334,10 +341,10 @@ class Ranked(_Prioritized):
         return ranks ** -float(self.alpha) / mass
 
     def probabilities(self) -> np.ndarray:
-        "Return the probability of each key that can be drawn, oldest first"
+        "Return the probability of each key that can be sampled, oldest first"
         ranks = self.tree.rank(self.keys % self.capacity)
         return ranks ** -float(self.alpha) / max(self.mass, _TINY)
 
 # %% ../../nbs/memory/priorities.ipynb #6c1a20b5
-# what memories take as `kind`
+# values of the argument `kind`
 KINDS = dict(proportional=Proportional, rank=Ranked, uniform=Uniform)

@@ -13,28 +13,28 @@ from .sumtree import answer, indices, levels, priorities
 
 # %% ../../nbs/memory/ranktree.ipynb #2c38ac19
 SHELF = 64  # places on a shelf
-FILL = 48  # books per shelf when all shelves are refilled
-BAY = 1024  # slots of a bay, a power of two; those with shelves come first
+FILL = 48  # entries on a shelf after a refill
+BAY = 1024  # slots in a bay, a power of two; slots with shelves come first
 
 
 def _shelves(capacity) -> tuple:  # the arrays, in the order in which the kernels take them
-    "Empty shelves for `capacity` indices, and where everything is written down"
+    "Return the arrays of empty shelves for `capacity` indices"
     n = capacity // 21 + 2  # more than twice as many as `_refill` needs
     n_slots = -(-2 * n // BAY) * BAY
     # sixteen counts are a line of 64 bytes
     starts = levels(n_slots, 16)
     first = np.arange(n_slots) == 0
-    # what stands in each place of each shelf: its priority and its index
+    # in each place of each shelf: the priority and the index
     prio = np.zeros(n * SHELF)
     who = np.zeros(n * SHELF, np.int32)
-    # labels of slots: what stands in one does not come before this (priority, index)
+    # labels of slots: no entry of a slot comes before its label (priority, index)
     labels = np.where(first, np.inf, -np.inf)
     label_who = np.where(first, -1, 2**31 - 1).astype(np.int32)
     # the shelf in each slot (-1: none), and the slot of each shelf
     slots = np.where(first, 0, -1).astype(np.int32)
     slot_of = np.zeros(n, np.int32)
-    used = np.ones(1, np.int64)  # how many shelves are in use, from the first one
-    # how many stand in each slot; in each 16, 256, …
+    used = np.ones(1, np.int64)  # number of shelves in use, from the first one
+    # number of entries in each slot, in each 16 slots, in each 256, …
     counts = np.zeros(starts[-1], np.int32)
     # the shelf of each index (-1: none), and its priority
     where = np.full(capacity, -1, np.int32)
@@ -42,18 +42,18 @@ def _shelves(capacity) -> tuple:  # the arrays, in the order in which the kernel
     return prio, who, labels, label_who, slots, slot_of, used, counts, starts, where, leaves
 
 # %% ../../nbs/memory/ranktree.ipynb #cdc6eaa6
-_u = np.uint64  # unsigned places spare the kernel a test for negative ones
+_u = np.uint64  # unsigned indices save the kernel a test for negative ones
 
 
 @njit(inline=True)
 def _not_after(prio, who, at, p, x):
-    "Does what stands there come before (p, x), or is it the same?"
+    "Return True if the entry does not come after (p, x)"
     return (prio[at] > p) | ((prio[at] == p) & (who[at] <= x))
 
 
 @njit
 def _slot_for(labels, label_who, p, x):
-    "The last slot whose label does not come after (p, x)"
+    "Return the last slot whose label does not come after (p, x)"
     low = 0
     n = len(labels)
     while n > 1:
@@ -65,7 +65,7 @@ def _slot_for(labels, label_who, p, x):
 
 @njit
 def _place_on(prio, who, first, n, p, x):
-    "How many of the `n` things from place `first` on come before (p, x)"
+    "Return how many of the `n` entries from place `first` come before (p, x)"
     low = 0
     while n > 0:  # without branches
         half = (n + 1) >> 1
@@ -76,7 +76,7 @@ def _place_on(prio, who, first, n, p, x):
 # %% ../../nbs/memory/ranktree.ipynb #92087f82
 @njit(inline=True)
 def _count(counts, starts, slot, by):
-    "There are `by` more in this slot, in its sixteen, …"
+    "Add `by` to the counts of this slot, of its sixteen, and so on"
     for level in range(len(starts) - 1):
         at = _u(starts[level] + slot)
         counts[at], slot = counts[at] + by, slot >> 4
@@ -95,7 +95,7 @@ def _recount(counts, starts, first, end):
 # %% ../../nbs/memory/ranktree.ipynb #b509c9b1
 @njit
 def _take(tree, idx):
-    "Take indices off their shelves; what is on none is left alone"
+    "Take indices off their shelves; skip those that are on none"
     prio, who, _, _, _, slot_of, _, counts, starts, where, leaves = tree
     for i in range(len(idx)):
         x = idx[_u(i)]
@@ -119,7 +119,7 @@ def _take(tree, idx):
 # %% ../../nbs/memory/ranktree.ipynb #607cc74e
 @njit
 def _refill(tree):
-    "Fill as few shelves as may be with all books in order, and stand them evenly in the bays"
+    "Move all entries, in order, to as few shelves as possible, evenly spread over the bays"
     prio, who, labels, label_who, slots, slot_of, used, counts, starts, where, leaves = tree
     order = np.empty(counts[-1], np.int32)
     n = 0
@@ -137,7 +137,7 @@ def _refill(tree):
     x = np.int64(2**31 - 1)
     for s in range(len(slots) - 1, -1, -1):
         bay = s // BAY
-        # the shelves of a bay, from the first one to that of the next bay
+        # the shelves of a bay, from its first one to that of the next bay
         shelf = -(-bay * used[0] // bays) + s % BAY
         if shelf < -(-(bay + 1) * used[0] // bays):
             slots[s], slot_of[shelf], counts[s] = shelf, s, min(FILL, n - shelf * FILL)
@@ -149,7 +149,7 @@ def _refill(tree):
 # %% ../../nbs/memory/ranktree.ipynb #d3dd3179
 @njit
 def _room(tree, slot, p, x):
-    "Make room for (p, x) in a full slot; the slot to put it into"
+    "Make room for (p, x) in a full slot; return the slot to put it into"
     prio, who, labels, label_who, slots, slot_of, used, counts, starts, where, _ = tree
     end = (slot // BAY + 1) * BAY
     if used[0] == len(slot_of) or slots[end - 1] >= 0:
@@ -177,16 +177,16 @@ def _room(tree, slot, p, x):
 # %% ../../nbs/memory/ranktree.ipynb #def49464
 @njit
 def _put(tree, idx, priority, slots_for):
-    "Insert indices; `slots_for` has their slots as they were before the first was inserted"
+    "Insert indices; `slots_for` has their slots as they were before the first insertion"
     prio, who, labels, label_who, slots, _, _, counts, starts, where, leaves = tree
     for i in range(len(idx)):
         x = idx[_u(i)]
         p = priority[_u(i)]
         slot = slots_for[_u(i)]
         if where[_u(x)] >= 0:
-            _take(tree, idx[i : i + 1])  # it comes twice: the last one wins
+            _take(tree, idx[i : i + 1])  # it occurs twice, and the last one counts
         follows = _u(slot + 1)
-        # a shelf that was divided meanwhile
+        # a shelf that was divided in the meantime
         if not _not_after(labels, label_who, _u(slot), p, x) or (
             follows < len(labels) and _not_after(labels, label_who, follows, p, x)
         ):
@@ -207,7 +207,7 @@ def _put(tree, idx, priority, slots_for):
 # %% ../../nbs/memory/ranktree.ipynb #510bcb78
 @njit
 def _fetch(tree, shelves):
-    "Let the processor fetch shelves into its cache"
+    "Prefetch shelves into the processor's cache"
     for i in range(len(shelves)):
         at = max(0, shelves[_u(i)]) * SHELF
         prefetch(tree[0].ctypes.data + at * 8, SHELF * 8)
@@ -242,7 +242,7 @@ def _update(tree, idx, priority):
 # %% ../../nbs/memory/ranktree.ipynb #82ee083f
 @njit
 def _rank(tree, idx, rank):
-    "The ranks of indices"
+    "Write the ranks of indices"
     _, who, _, _, _, slot_of, _, counts, starts, where, _ = tree
     for i in range(len(idx)):
         shelf = where[idx[i]]
@@ -259,7 +259,7 @@ def _rank(tree, idx, rank):
 # %% ../../nbs/memory/ranktree.ipynb #4a88b4f2
 @njit
 def _select(tree, rank, idx):
-    "Who has these ranks"
+    "Write the indices that have these ranks"
     who = tree[1]
     slots = tree[4]
     counts = tree[7]
@@ -288,15 +288,15 @@ def _select(tree, rank, idx):
 
 # %% ../../nbs/memory/ranktree.ipynb #6b3cf730
 class RankTree:
-    "Priorities of up to `capacity` things; rank 1: the largest, and of equals the smallest index"
+    "Ordered priorities of up to `capacity` indices; rank 1 is the largest, ties go by index"
 
     def __init__(
         self,
-        capacity: int,  # how many there can be
+        capacity: int,  # maximal number of indices
     ):
         self.capacity = as_integer('RankTree', 'capacity', capacity, 1, 2**31 - 1)
         self._tree = _shelves(self.capacity)
-        self.leaves = self._tree[-1]  # the priority of each index; 0 if it is not here
+        self.leaves = self._tree[-1]  # the priority of each index; 0 if it is not in the tree
 
     nbytes = property(lambda self: sum(a.nbytes for a in self._tree), doc='Bytes reserved')
 
@@ -307,20 +307,20 @@ class RankTree:
         return f'RankTree of {len(self)} of {self.capacity}'
 
     def _present(self, idx):
-        "Return indices as a flat array; raise if one is not here"
+        "Return indices as a flat array; raise if one is not in the tree"
         flat = indices('RankTree', idx, self.capacity)
         gone = self._tree[9][flat] < 0
         if gone.any():
-            what = f'index {flat[gone.argmax()]} is not here'
-            raise KeyError(problem('RankTree', what, remedy='update it first'))
+            what = f'index {flat[gone.argmax()]} is not in the tree'
+            raise KeyError(problem('RankTree', what, remedy='call update first'))
         return flat
 
     def update(
         self,
         idx,  # one index, or an array of them
-        priority,  # of each: a number or an array; any but NaN and infinity
+        priority,  # of each: a number or an array; not NaN and not infinite
     ):
-        "Set priorities of new or present indices; if there is an error, none is changed"
+        "Set priorities of new or present indices; on an error, none is changed"
         flat = indices('RankTree', idx, self.capacity)
         most = np.finfo(np.float64).max
         self.put(flat, priorities('RankTree', idx, priority, -most, most))
@@ -329,42 +329,49 @@ class RankTree:
         self,
         idx,  # one index, or an array of them
     ):
-        "Take things out"
+        "Remove indices"
         _take(self._tree, self._present(idx))
 
     def rank(
         self,
         idx,  # one index, or an array of them
     ):  # the rank of each, from 1
-        "One more than the number of larger priorities, and of equal ones with a smaller index"
+        "Return the rank: 1 + the number of larger priorities and equal ones with a smaller index"
         flat = self._present(idx)
         ranks = np.empty(len(flat), np.int64)
         _rank(self._tree, flat, ranks)
         return answer(ranks, idx)
 
     def __getitem__(self, idx):
-        "The priority of one index, or of an array of them"
+        "Return the priority of one index, or of an array of them"
         return answer(self.leaves[self._present(idx)], idx)
 
     def select(
         self,
         rank,  # one rank, or an array of them, from 1
-    ):  # the index that has each
-        "Who has this rank"
+    ):  # the index that has each rank
+        "Return the index that has this rank"
         ranks = np.asarray(rank)
         if ranks.dtype.kind not in 'iu' and ranks.size:
-            raise ArgumentTypeError('RankTree.select', 'ranks', ranks.dtype, 'integers')
+            raise ArgumentTypeError('RankTree.select', 'ranks must be integers', ranks.dtype)
         out = (ranks < 1) | (ranks > len(self))
         if out.any():
-            there = f'1 to {len(self)}' if len(self) else 'nothing: it is empty'
-            raise IndexError(problem('RankTree.select', 'rank', ranks.ravel()[out.argmax()], there))
+            there = f'1 to {len(self)}' if len(self) else 'none, because the tree is empty'
+            raise IndexError(
+                problem(
+                    'RankTree.select',
+                    'the rank is out of range',
+                    ranks.ravel()[out.argmax()],
+                    there,
+                )
+            )
         idx = np.empty(ranks.size, np.int64)
         _select(self._tree, np.ascontiguousarray(ranks, np.int64).ravel(), idx)
         return answer(idx, ranks)
 
     @property
     def largest(self) -> float:
-        "The largest priority; 0 where there is none"
+        "Return the largest priority, or 0 if the tree is empty"
         return self[self.select(1)] if len(self) else 0.0
 
     def put(
@@ -377,15 +384,15 @@ class RankTree:
 
     def select_into(
         self,
-        ranks: np.ndarray,  # int64, all of which there are
-        idx: np.ndarray,  # int64, as many: who has each
+        ranks: np.ndarray,  # int64, all in range
+        idx: np.ndarray,  # int64, of the same length: receives the index of each rank
     ):
-        "`select` into an array"
+        "Write the indices of these ranks into an array"
         _select(self._tree, ranks, idx)
 
     def discard(
         self,
         idx: np.ndarray,  # int64, within the capacity
     ):
-        "Take out those that are here"
+        "Remove the indices that are in the tree"
         _take(self._tree, idx)

@@ -41,27 +41,25 @@ _BATCH = dict(index='i8', weight='f4')
 
 
 class BatchPlan:
-    "The rows of a batch: a memory's rows with `index` and `weight`"
+    "Layout of the rows of a batch: a memory's columns with `index` and `weight`"
 
-    def __init__(
-        self, dtype: np.dtype
-    ):  # of the memory's rows; those of batches have both columns already
+    def __init__(self, dtype: np.dtype):  # of the memory's rows; those of batches have both columns
         self.dtype = extend_dtype(
             dtype, **{n: d for n, d in _BATCH.items() if n not in dtype.names}
         )
         self.itemsize, self.plain = self.dtype.itemsize, plain_columns(self.dtype)
         self._row = dtype
-        # where they are in a row
+        # their offsets in a row
         self.index_at = self.dtype.fields['index'][1]
         self.weight_at = self.dtype.fields['weight'][1]
 
     @cached_property
     def window(self) -> np.dtype:
-        "The rows of a window"
+        "Return the dtype of the rows of a window"
         return extend_dtype(self._row, mask='?')
 
     def steps(self, out, n):
-        "Bytes as a batch"
+        "Return bytes as a batch"
         if not isinstance(out, np.ndarray):
             return as_steps(out, self.dtype, n)
         return steps_of_rows(np.ndarray(n, self.dtype, out), self.plain)
@@ -71,25 +69,25 @@ def as_steps(
     out,  # rows as bytes: an array, or a tensor on any device
     dtype: np.dtype,  # of the rows
     shape,  # of the block
-) -> Steps:  # on the same memory
-    "Bytes as rows"
+) -> Steps:  # a view of the same memory
+    "Return bytes as rows"
     if isinstance(out, np.ndarray):
         return Steps(np.ndarray(shape, dtype, out))
     shape = (shape,) if isinstance(shape, int) else shape
     return steps_of_bytes(out.view(*shape, dtype.itemsize), dtype)
 
 # %% ../../nbs/memory/rows.ipynb #dc08d992
-STORES = {}  # each class of stores by its name, by which a memory on disk is opened again
+STORES = {}  # classes of stores by name, by which a memory on disk is opened again
 
 # %% ../../nbs/memory/rows.ipynb #8b2fcf9b
 class Store:
-    "Settings: how rows become bytes, and where these lie; `open` makes what holds rows"
+    "Base class of store settings; `open` makes the store that holds the rows"
 
     path = None  # as it was given
-    folder = None  # the directory of its arrays; None: in none
+    folder = None  # directory of its arrays; None: it has none
     mode = 'a'
     spare = 0
-    device = None  # the device of rows and batches; None: in main memory
+    device = None  # device of rows and batches; None: RAM
 
     def __init_subclass__(cls):
         STORES[cls.__name__] = cls
@@ -97,75 +95,71 @@ class Store:
     def open(
         self,
         dtype: np.dtype,  # of the rows
-        n: int,  # slots
-        place: Place,  # where its arrays lie
+        n: int,  # number of slots
+        place: Place,  # where its arrays are kept
     ) -> 'OpenStore':
         raise NotImplementedError
 
     def needs(self, dtype, n) -> int:
-        return n * dtype.itemsize  # bytes that it must have when full
+        return n * dtype.itemsize  # bytes of a full store
 
     def place_at(self, path, device=None, mode='a', spare=0):
-        "Set where arrays lie: a directory, a device or main memory; raise if they can't lie there"
+        "Set where arrays are kept: on disk, on a device or in RAM; raise if that is impossible"
         who = type(self).__name__
         self.device = device_of(who, device)
         self.mode = choice(who, 'mode', mode, ('a', 'r'))
         self.spare = as_integer(who, 'spare', spare, 0, 2**31 - 1)
         if path is None and (mode != 'a' or spare):
             raise ArgumentError(
-                who,
-                'mode and spare',
-                f'{mode!r}, {spare}',
-                "'a' and 0 where there is no path",
-                f"{who}(path=…)",
+                who, 'mode and spare need a path', f'{mode!r}, {spare}', None, f'{who}(path=…)'
             )
         if path is None:
             return
         if device is not None:
             raise ArgumentError(
                 who,
-                'path and device',
+                'rows are kept either on disk or on a device',
                 f'{path!r}, {device!r}',
-                'one of them',
-                'a path: Prefetch(device=…) brings batches to a device',
+                'path or device, not both',
+                'keep path; Prefetch(device=…) copies batches to a device',
             )
         self.path = os.fspath(path)
         self.folder = str(Path(self.path).expanduser().absolute())
 
-    def _place_text(self) -> list:  # of text
-        "The arguments that say where it lies"
+    def _place_text(self) -> list:  # list of str
+        "Return the arguments that tell where it keeps its arrays"
         usual = dict(path=None, device=None, mode='a', spare=0)
         return [f'{k}={getattr(self, k)!r}' for k, v in usual.items() if getattr(self, k) != v]
 
     def new_place(self, who: str) -> Place:  # opened
-        "Where its arrays lie"
+        "Return the place of its arrays"
         if self.folder is not None:
             return Directory(self.folder, self.mode, who)
         return MainMemory(who) if self.device is None else Device(self.device, who)
 
     def settings(self) -> dict:  # plain data
-        "What must be the same where a memory on disk is opened again"
+        "Return what must be equal when a memory on disk is opened again"
         return dict(kind=type(self).__name__)
 
 # %% ../../nbs/memory/rows.ipynb #36d5083d
 class OpenStore:
-    "A store with memory: it adds blocks, draws batches and saves by `put` and `gather`"
+    "Base class of open stores; adding, sampling and saving build on `put` and `gather`"
 
-    nbytes = 0  # reserved
-    part = 2**26  # bytes that are brought to a device, or from it, at once
+    nbytes = 0  # bytes reserved
+    part = 2**26  # bytes that are copied to or from a device at once
 
     def __init__(
         self,
         dtype: np.dtype,  # of the rows
-        n: int,  # slots
-        place: Place,  # where its arrays lie
+        n: int,  # number of slots
+        place: Place,  # where its arrays are kept
     ):
         self.dtype = dtype
         self.n = n
         self.place = place
 
     def refuse(self, rows):
-        "Raise where some of these can't be kept: afterwards it is too late, older rows have gone"
+        "Raise if rows cannot be stored; called before older rows are overwritten"
 
     def put(self, slots, rows):
         raise NotImplementedError
@@ -177,19 +171,19 @@ class OpenStore:
         return batch_bytes(n * size).reshape(n, size)
 
     def request(self, slots):
-        "Rows in these slots are going to be read"
+        "Announce that these slots will be read"
 
     def reopen(self):
-        "Go on with what lies in the place"
+        "Continue with the rows that are in the place"
 
     def refresh(self):
-        "See what the process has done that writes"
+        "Read what the writing process has changed"
 
     def stats(self) -> dict:
-        return {}  # what else there is to say of it
+        return {}  # further numbers for `stats`
 
     def add(self, line: Links, rows: np.ndarray) -> bool:
-        "Take rows in, or do nothing: some can't be taken as they are"
+        "Add rows and return True, or return False and do nothing if they need a full check"
         if line.numbers_of(rows['env_id']) is None:
             return False
         self.refuse(rows)
@@ -200,7 +194,7 @@ class OpenStore:
         return True
 
     def batch(self, line: Links, keys, weights, plan: BatchPlan) -> Steps:
-        "The rows with these keys as a batch; counted as drawn"
+        "Return the rows with these keys as a batch, and count them as sampled"
         out = self.empty(len(keys), plan.itemsize)
         more = {plan.index_at: keys, plan.weight_at: np.asarray(weights, np.float32)}
         self.fill(line.slots(keys), out, more)
@@ -208,13 +202,13 @@ class OpenStore:
         return plan.steps(out, len(keys))
 
     def fill(self, slots, out, more):
-        "Copy rows out as bytes, and `more`: where in a row a number goes → one for each row"
+        "Copy rows out as bytes; `more` maps an offset in a row to one number for each row"
         self.gather(slots, out)
         for at, x in more.items():
             out[:, at : at + x.itemsize] = x[:, None].view(np.uint8)
 
     def bytes_of(self, slots) -> np.ndarray:  # uint8 [slots, bytes]
-        "The rows in these slots, in main memory"
+        "Return the rows in these slots, in RAM"
         size = self.dtype.itemsize
         found = np.empty((len(slots), size), np.uint8)
         part = max(self.part // size, 1)
@@ -225,7 +219,7 @@ class OpenStore:
         return found
 
     def some_columns(self, slots, names) -> dict:  # name → array
-        "These columns, as far as there are such, of the rows in these slots"
+        "Return those of these columns that exist, of the rows in these slots"
         found = {n: np.empty(len(slots), self.dtype[n]) for n in names if n in self.dtype.names}
         for a in range(0, len(slots) if found else 0, 4096):
             rows = self.bytes_of(slots[a : a + 4096]).reshape(-1).view(self.dtype)
@@ -233,28 +227,28 @@ class OpenStore:
                 found[n][a : a + 4096] = rows[n]
         return found
 
-    def episodes(self, slots) -> np.ndarray:  # structured: the columns that episodes have, and `n`
-        "What the rows in these slots say of their episodes"
-        self.request(slots)  # one by one, a page for each episode would take seconds
+    def episodes(self, slots) -> np.ndarray:  # structured: the columns of episodes, and `n`
+        "Return the episode columns of the rows in these slots"
+        self.request(slots)  # reading them one by one would take seconds: a page for each episode
         return self.some_rows(slots, (*EPISODE, 'n'))
 
     def some_rows(self, slots, names) -> np.ndarray:  # structured
-        "Return these columns, as far as there are such, of the rows in these slots"
+        "Return those of these columns that exist, of the rows in these slots, as rows"
         found = self.some_columns(slots, names)
-        dtype = np.dtype([(n, self.dtype[n]) for n in found], align=True)  # for kernels
+        dtype = np.dtype([(n, self.dtype[n]) for n in found], align=True)  # aligned for kernels
         rows = np.empty(len(slots), dtype)
         for n, a in found.items():
             rows[n] = a
         return rows
 
     def state_dict(self, slots) -> dict:  # plain data and tensors
-        "What a checkpoint holds: the rows in these slots"
+        "Return the rows in these slots for a checkpoint"
         rows = self.bytes_of(slots)
         rows[:, padding(self.dtype)] = 0
         return dict(rows=torch.from_numpy(rows))
 
     def load_state_dict(self, slots, state: dict):
-        "Rows that were saved go into these slots"
+        "Put saved rows into these slots"
         who = type(self).__name__
         form = dict(rows=array(np.uint8, len(slots), self.dtype.itemsize))
         rows = checked(who, form, state)['rows'].reshape(-1).view(self.dtype)
@@ -264,24 +258,24 @@ class OpenStore:
 
 # %% ../../nbs/memory/rows.ipynb #11a88c51
 def check_saved_rows(
-    who: str,  # whose they are
+    who: str,  # the name for errors
     rows: np.ndarray,  # structured
-    search: NaNSearch,  # where in such rows a NaN can be
+    search: NaNSearch,  # where a NaN can be in such rows
 ):
-    "Raise where there can be no such rows"
+    "Raise if saved rows are invalid"
     set_flags(rows)
     if has_nan(rows.ctypes.data, len(rows), search.at):
-        raise StateError(who, 'saved rows with a NaN', first_nan(rows))
+        raise StateError(who, 'the saved rows contain a NaN', first_nan(rows))
 
 # %% ../../nbs/memory/rows.ipynb #fd26024e
-# unsigned places spare the kernel a test for negative ones
+# unsigned indices save the kernel a test for negative ones
 _u8 = np.uint8
 _u64 = np.uint64
 
 
 @njit(nogil=True)
 def _gather_rows(mem, size, slots, out, present):
-    "Copy rows from slots, zeros for slot -1; byte `present` of each is 1 if there is a row"
+    "Copy rows from slots, zeros for slot -1; set byte `present` of each to 1 if there is a row"
     touched = _u8(0)
     out_size = out.shape[1]
     dst = out.ctypes.data
@@ -296,16 +290,16 @@ def _gather_rows(mem, size, slots, out, present):
         if present >= 0:
             bytes_at(dst, out_size)[present] = slot >= 0
         dst += out_size
-    return touched  # or the compiler would leave the touching out
+    return touched  # otherwise the compiler would remove the prefetch
 
 # %% ../../nbs/memory/rows.ipynb #0363bac9
-# where its plan has the address of the rows: after what links read,
-# before bytes of a row of a batch, and where its key and weight are, in words
+# positions in the plan of the address of the rows: after what links read, and before the bytes of a
+# batch row and the offsets of its key and weight, in words
 _ROWS = 20
 
 
 class ArrayRows(OpenStore):
-    "Whole rows in an array, in main memory or in a file"
+    "Store of whole rows in one array, in RAM or in a file"
 
     nbytes = property(lambda self: self._mem.nbytes, doc='Bytes reserved')
 
@@ -321,16 +315,16 @@ class ArrayRows(OpenStore):
         self.outgrows = place.lasts and outgrows(self._mem.nbytes)
 
     def request(self, slots):
-        "Rows in these slots are going to be read"
+        "Announce that these slots will be read"
         if self.place.lasts:
             request(self._mem, slots)
 
     def put(self, slots, rows):
-        "Rows go into slots"
+        "Write rows into slots"
         self._mem[slots] = rows.view(np.uint8).reshape(len(rows), -1)
 
     def gather(self, slots, out, present=-1):
-        "Rows come back, as bytes"
+        "Copy rows out, as bytes"
         slots = slots.reshape(-1)
         if self.outgrows:
             self.request(slots)
@@ -338,34 +332,34 @@ class ArrayRows(OpenStore):
 
     @property
     def columns(self) -> np.ndarray:
-        "Of all slots, as they are"
+        "Return the rows of all slots, without a copy"
         return self._mem.reshape(-1).view(self.dtype)
 
     def some_columns(self, slots, names):
-        "These columns, as far as there are such, of the rows in these slots"
+        "Return those of these columns that exist, of the rows in these slots"
         return {n: self.columns[n][slots] for n in names if n in self.dtype.names}
 
     def add(self, line: Links, rows: np.ndarray) -> bool:
-        "Take rows in, or do nothing: some can't be taken as they are"
+        "Add rows and return True, or return False and do nothing if they need a full check"
         return _add_rows(line.tables.numbers, self._plan, rows['env_id'])
 
     def batch(self, line: Links, keys, weights, plan: BatchPlan) -> Steps:
-        "The rows with these keys as a batch; counted as drawn"
+        "Return the rows with these keys as a batch, and count them as sampled"
         n = len(keys)
         if self.outgrows:
             self.request(line.slots(keys))
         out = batch_bytes(n * plan.itemsize)
-        # `slots` raises the error for the key that is not there
+        # `slots` raises the error for the invalid key
         if not _draw_rows(line.tables.numbers, self._plan, keys, weights, out):
             line.slots(keys)
         return plan.steps(out, n)
 
 # %% ../../nbs/memory/rows.ipynb #5f1c9a01
 class DeviceStore(OpenStore):
-    "The base of stores whose rows are put together on a device, by `assemble(slots, out, more)`"
+    "Base class of stores on a device, which define `assemble(slots, out, more)`"
 
     def write(self, out, more, numbers):
-        "Write numbers into rows on the device, where `more` says"
+        "Write numbers into rows on the device, at the offsets in `more`"
         for at, x in zip(more, numbers):
             length = x.element_size()
             out[:, at : at + length] = x.view(torch.uint8).view(len(out), length)
@@ -374,7 +368,7 @@ class DeviceStore(OpenStore):
         return torch.empty((n, size), dtype=torch.uint8, device=self.place.at)
 
     def gather(self, slots, out, present=-1):
-        "Rows come back, as bytes on the device"
+        "Copy rows out, as bytes on the device"
         more = {} if present < 0 else {present: slots.reshape(-1) >= 0}
         self.fill(slots.reshape(-1), out, more)
 
@@ -384,7 +378,7 @@ class DeviceStore(OpenStore):
 
 
 class DeviceRows(DeviceStore):
-    "Whole rows in a tensor on a device"
+    "Store of whole rows in a tensor on a device"
 
     nbytes = property(lambda self: self._mem.nbytes, doc='Bytes reserved')
 
@@ -393,7 +387,7 @@ class DeviceRows(DeviceStore):
         self._mem = place.tensor('Rows', n, dtype.itemsize)
 
     def put(self, slots, rows):
-        "Write rows into slots that follow each other"
+        "Write rows into consecutive slots"
         rows = rows.view(np.uint8).reshape(len(rows), -1)
         most = max(self.part // rows.shape[1], 1)
         for a in range(0, len(rows), most):
@@ -405,7 +399,7 @@ class DeviceRows(DeviceStore):
                 self.place.write(self._mem[: len(part) - n], part[n:])
 
     def assemble(self, slots, out, more):
-        "Fetch rows from slots, and write `more`: where in a row a number goes → one for each row"
+        "Copy rows from slots; `more` maps an offset in a row to one number for each row"
         holes = slots.min(initial=0) < 0
         there, *numbers = sent(self.place.at, slots, *more.values())
         size = self.dtype.itemsize
@@ -420,15 +414,18 @@ class DeviceRows(DeviceStore):
 
 # %% ../../nbs/memory/rows.ipynb #5f1c9a02
 class Rows(Store):
-    "Whole rows, in main memory, in files or on a device"
+    "Store of whole rows, in RAM, on disk or on a device"
 
     def __init__(
         self,
-        path=None,  # of a directory in which they are kept; None: they are in main memory
-        device=None,  # for rows and batches: 'cuda', or 'auto' (a GPU if any); None: no device
+        path=None,  # a directory for the rows; None: RAM
+        # where rows and batches are kept: 'cuda', or 'auto' (a GPU if there is one); None: RAM
+        device=None,
         *,
-        mode: str = 'a',  # 'a': append or create; 'r': read-only, while another process may write
-        spare: int = 0,  # rows kept beyond `max_sz`, so that a run can resume from its checkpoint
+        # 'a': append (create if missing); 'r': read-only, safe while another process writes
+        mode: str = 'a',
+        # rows kept in addition to `max_sz`, so that a run can resume from an older checkpoint
+        spare: int = 0,
     ):
         self.place_at(path, device, mode, spare)
 
@@ -441,17 +438,17 @@ class Rows(Store):
 # %% ../../nbs/memory/rows.ipynb #0ac8e359
 @njit(nogil=True)
 def _add_rows(numbers, plan, env_id):
-    "Take a block in, or nothing of it; the place's counters say first what will be written"
+    "Add all rows of a block or none; the place's counters announce what will be written"
     size = plan[SIZE]
     n = len(env_id)
     ring = numbers[RING]
     inserted = numbers[INSERTED]
-    address = env_id.ctypes.data - plan[ENV]  # of the block, of which `env_id` is a column
+    address = env_id.ctypes.data - plan[ENV]  # address of the block, of which `env_id` is a column
     if n > 1 and env_id.strides[0] != size:
         return False  # not contiguous
     if not acceptable(numbers, plan, address, n):
         return False
-    stay = min(n, ring)  # of a block that is larger than the memory, the last rows
+    stay = min(n, ring)  # if the block is larger than the memory, its last rows
     slot = (inserted + n - stay) % ring
     first = min(stay, ring - slot)
     src = address + (n - stay) * size
@@ -465,7 +462,7 @@ def _add_rows(numbers, plan, env_id):
 # %% ../../nbs/memory/rows.ipynb #c194fdc3
 @njit(nogil=True)
 def _draw_rows(numbers, plan, keys, weights, out):
-    "Copy rows by key into a batch; 0, and nothing is done: one of these keys is not valid"
+    "Copy rows by key into a batch; return 0, and do nothing, if one of the keys is not valid"
     size = plan[SIZE]
     ring = numbers[RING]
     oldest = numbers[OLDEST]
@@ -474,7 +471,7 @@ def _draw_rows(numbers, plan, keys, weights, out):
         return 0
     source, out_size, index_at, weight_at = plan[_ROWS:]
     mem = bytes_at(source, ring * size)
-    # key + offset is the slot, or ring more
+    # key + offset is the slot, or the slot plus ring
     offset = oldest % ring - oldest
     touched = _u8(0)
     for i in range(n):
@@ -496,5 +493,5 @@ def _draw_rows(numbers, plan, keys, weights, out):
         index_at = index_at + (out_size >> 3)
         weight_at = weight_at + (out_size >> 2)
     count_drawn(numbers, keys)
-    # true either way, but now the compiler can't leave the touching out
+    # always true, but the compiler must not remove the prefetch
     return 1 if touched < 255 else 2

@@ -26,54 +26,54 @@ def left_out(
     base,  # a base of its class
     *names,  # of methods
 ) -> list:
-    "The methods among these that its class does not override"
+    "Return the names of those methods that its class does not override"
     return [n for n in names if getattr(type(x), n) is getattr(base, n)]
 
 # %% ../../nbs/memory/samplers.ipynb #85050312
 class Sampler:
-    """The base of samplers, which knows what rows there are; your own defines at least `sample`
+    """Base class of samplers, which know the keys of rows; your own defines at least `sample`.
 
-    A replay calls `fresh` before the first row, which sets `capacity` and calls `clear`. It then
-    reports new rows by `added`, and TD errors, as the learner gave them, by `update`. A sampler
-    makes priorities of TD errors itself.
+    A replay first calls `fresh`, which sets `capacity` and calls `clear`. It then reports new rows
+    with `added`, and TD errors with `update`; priorities are up to the sampler.
     """
 
-    columns = ()  # columns of new rows that `added` wants to see
-    replacement = False  # True: one key is enough for a batch
-    # True: a sampler may draw only keys that `update` has named. A replay of sequences sets it
+    columns = ()  # names of columns of new rows that `added` needs
+    replacement = False  # if True, a batch can repeat a key, so one key is enough
+    # if True, only keys that `update` named may be sampled; a replay of sequences sets it
     waits = False
-    capacity = 2**62  # how many rows there can be at a time; a replay sets it
-    first = end = 0  # the rows in memory have keys first, …, end-1
-    nbytes = 0  # reserved
+    capacity = 2**62  # maximal number of rows, set by the replay
+    first = end = 0  # the rows in the buffer have keys first, …, end-1
+    nbytes = 0  # bytes reserved
     seed = None
-    kind = property(lambda self: type(self).__name__, doc='What a checkpoint is of')
+    kind = property(lambda self: type(self).__name__, doc='The kind of sampler, for checkpoints')
     least = property(lambda self: 1 / max(len(self), 1), doc='The smallest probability of a key')
     mass = property(lambda self: max(len(self), 1), doc='The sum of priorities')
     keys = property(
-        lambda self: np.arange(self.first, self.end), doc='Those that can be drawn, oldest first'
+        lambda self: np.arange(self.first, self.end),
+        doc='The keys that can be sampled, oldest first',
     )
 
     def __init__(
         self,
-        seed: int = None,  # of the draws; None: different draws each time
+        seed: int = None,  # seed of the samples; None: a random one
     ):
         self.seed = seed
         self.reseed(seed)
 
     def reseed(self, seed):
-        "Draw other random numbers from now on"
+        "Set a new seed"
         self._random_seed = random_seed(seed)
         self._random_count = 0
 
     def random(self, n: int) -> np.ndarray:  # float64
-        "The next `n` random numbers from 0 to 1"
+        "Return the next `n` random numbers from [0, 1)"
         out = np.empty(n)
         throw_darts(self._random_seed, self._random_count, 1.0, False, out)
         self._random_count += int(n)
         return out
 
     def fresh(self, **settings):
-        "Return a new one of this kind, with nothing in it, and with these attributes"
+        "Return a new, empty sampler of this kind with these attributes"
         new = copy(self)
         vars(new).update(settings)
         new.reseed(new.seed)
@@ -81,15 +81,15 @@ class Sampler:
         return new
 
     def clear(self):
-        "Forget all keys, and reset everything that depends on them"
+        "Remove all keys"
         self.first = self.end = 0
 
     def added(
         self,
-        keys: np.ndarray,  # int64, of new rows; after an interrupt, the same keys may come again
-        columns: dict = None,  # arrays, by the names in the attribute `columns`
+        keys: np.ndarray,  # int64, of new rows; after an interrupt, the same keys can come again
+        columns: dict = None,  # arrays of the columns named in the attribute `columns`
     ):
-        "Take note of new rows; older rows in the same slots are gone"
+        "Record new rows; older rows in the same slots are gone"
         if self.first == self.end:
             self.first = int(keys[0])
         self.end = keys.item(-1) + 1
@@ -97,7 +97,7 @@ class Sampler:
             self.forget(self.end - self.capacity)
 
     def forget(self, oldest: int):
-        "Take note that rows with keys before this one are gone"
+        "Record that rows with keys before this one are gone"
         if self.first < oldest:
             self.first = oldest
         if self.end < self.first:
@@ -105,23 +105,23 @@ class Sampler:
 
     def update(
         self,
-        keys: np.ndarray,  # int64, of rows in memory
-        td: np.ndarray = None,  # their TD errors, which may be negative; None: they are new
+        keys: np.ndarray,  # int64, of rows in the buffer
+        td: np.ndarray = None,  # their TD errors, which can be negative; None: the rows are new
     ):
-        "Let these keys be drawn from now on, by these TD errors"
+        "Set the TD errors of these keys, which can be sampled from now on"
 
     def sample(
         self,
-        n: int,  # how many keys
+        n: int,  # number of keys
     ) -> tuple:  # keys (int64), and the probability of each
-        "Draw keys"
-        raise NotImplementedError(problem(type(self).__name__, 'it has no `sample`'))
+        "Sample keys"
+        raise NotImplementedError(problem(type(self).__name__, 'define a method `sample(n)`'))
 
-    def probabilities(self) -> np.ndarray:  # None: not known
-        "Return the probability of each key that can be drawn, oldest first"
+    def probabilities(self) -> np.ndarray:  # None: unknown
+        "Return the probability of each key that can be sampled, oldest first"
 
-    def kept(self) -> np.ndarray:  # None: it has none
-        "Return the priority of each key that can be drawn, oldest first"
+    def kept(self) -> np.ndarray:  # None: it has no priorities
+        "Return the priority of each key that can be sampled, oldest first"
 
     def __len__(self):
         return self.end - self.first
@@ -130,7 +130,7 @@ class Sampler:
         return f'<{self.kind}>'
 
     def state_dict(self) -> dict:  # plain data and tensors
-        "Return what a checkpoint holds"
+        "Return the state for a checkpoint"
         return dict(
             kind=self.kind,
             seed=int(self._random_seed),
@@ -140,10 +140,10 @@ class Sampler:
         )
 
     def load_state_dict(self, state: dict):
-        """Continue where `state` was saved; a `StateError` if damaged or of another sampler
+        """Restore a saved state; raise `StateError` if it is damaged or from a different sampler.
 
-        A replay calls it after it has reported all rows by `added`, and by `update` those that can
-        be drawn.
+        A replay calls it after it has reported all rows with `added`, and those that can be sampled
+        with `update`.
         """
         who = type(self).__name__
         counts = {k: integer() for k in ('count', 'first', 'end')}
@@ -152,10 +152,10 @@ class Sampler:
         if state['kind'] != self.kind:
             raise StateError(
                 who,
-                'a checkpoint of another sampler',
+                'the checkpoint is from a different sampler',
                 state['kind'],
                 self.kind,
-                'build it as the saved one was built',
+                'make the sampler with the same arguments as the saved one',
             )
         self._random_seed = np.uint64(state['seed'])
         self._random_count = state['count']
@@ -164,19 +164,19 @@ class Sampler:
 
     def attach(
         self,
-        place: Place,  # of the memory
-        recall: bool,  # take the priorities that are there for its keys
+        place: Place,  # the place of the memory
+        recall: bool,  # if True, read the priorities that are there for its keys
     ):
-        "Keep priorities in the memory's place too, if what is there lasts; here, there are none"
+        "Keep priorities in the memory's place too, if it is on disk; this class has none"
 
 # %% ../../nbs/memory/samplers.ipynb #d959593f
 class Uniform(Sampler):
-    "Every key is as likely as any other"
+    "Sampler that gives every key the same probability"
 
     def __init__(
         self,
-        seed: int = None,  # of the draws; None: different draws each time
-        replacement: bool = False,  # may a key be drawn twice in a batch?
+        seed: int = None,  # seed of the samples; None: a random one
+        replacement: bool = False,  # if True, a batch can contain a key more than once
     ):
         self.replacement = replacement
         super().__init__(seed)
@@ -184,26 +184,26 @@ class Uniform(Sampler):
 
     def clear(self):
         super().clear()
-        # or two samplers, used by two threads, would have one
+        # one for each sampler, because two threads may use two samplers
         self._table = np.empty(0, np.int32)
-        # where keys wait: those that `update` has named, oldest first, a part of `_room`
+        # keys that `update` named, oldest first; a part of `_room`
         self._keys = self._room = np.empty(0, np.int64)
         self._start = 0
-        # the last probabilities, and of how many keys
+        # the last probabilities, and for how many keys
         self._p = np.empty(0)
         self._p_of = 0
 
     def sample(
         self,
-        n: int,  # how many keys
+        n: int,  # number of keys
     ) -> tuple:  # keys (int64) and the probability of each
-        "Draw `n` keys, distinct unless `replacement`"
+        "Sample `n` keys, distinct unless `replacement`"
         n = int(n)
         here = len(self)
         first = 0 if self.waits else self.first
         least = 1 if self.replacement else max(n, 1)
         if here < least:
-            raise NotEnoughRows('Uniform', 'keys to draw', here, f'at least {least}')
+            raise NotEnoughRows('Uniform', 'too few keys to sample', here, f'at least {least}')
         keys = np.empty(n, np.int64)
         if len(self._table) < 4 * n and not self.replacement:
             self._table = np.empty(4 << (n - 1).bit_length(), np.int32)
@@ -214,11 +214,11 @@ class Uniform(Sampler):
         p = self._p
         return keys, p if self._p_of == here and len(p) == n else self._equal_probabilities(n, here)
 
-    sample.trusted = True  # what it gives needs no check
+    sample.trusted = True  # the result needs no check
 
     @property
     def keys(self):
-        "Those that can be drawn, oldest first"
+        "Return the keys that can be sampled, oldest first"
         return self._keys if self.waits else super().keys
 
     def __len__(self):
@@ -227,14 +227,14 @@ class Uniform(Sampler):
     nbytes = property(lambda self: self._room.nbytes, doc='Bytes reserved')
 
     def forget(self, oldest):
-        "Take note that rows with keys before this one are gone"
+        "Record that rows with keys before this one are gone"
         super().forget(oldest)
         if self.waits:
             gone = np.searchsorted(self._keys, oldest)
             vars(self).update(_keys=self._keys[gone:], _start=self._start + gone)
 
     def update(self, keys, td=None):
-        "Let these keys be drawn from now on; most are newer than those before"
+        "Let these keys be sampled from now on; most are newer than earlier ones"
         if not self.waits or td is not None:
             return
         at = np.searchsorted(self._keys, keys.min())
@@ -249,11 +249,11 @@ class Uniform(Sampler):
         self._keys = self._room[self._start : end]
 
     def probabilities(self):
-        "Return the probability of each key that can be drawn, oldest first"
+        "Return the probability of each key that can be sampled, oldest first"
         return np.full(len(self), self.least)
 
     def _equal_probabilities(self, n, here):
-        "Of `n` keys; in a full memory the same array is given out each time"
+        "Return `n` equal probabilities; the same array each time if the memory is full"
         p = np.full(n, 1 / here)
         p.flags.writeable = False
         self._p = p
@@ -263,7 +263,7 @@ class Uniform(Sampler):
 # %% ../../nbs/memory/samplers.ipynb #cb6bb694
 @njit
 def _over_least(p, least):
-    "Probabilities in units of `least`, or of the smallest in the batch where that is negative"
+    "Divide probabilities by `least`, or by the smallest in the batch if that is negative"
     if least < 0:
         least = np.inf
         for i in range(len(p)):
@@ -273,11 +273,11 @@ def _over_least(p, least):
 
 
 def importance_weights(
-    p: np.ndarray,  # probabilities of what was drawn; overwritten where they may be
-    beta: float,  # 0: no correction; 1: all of it
-    least: float = -1.0,  # the smallest probability that there is; negative: the smallest of these
+    p: np.ndarray,  # probabilities of sampled rows; may be overwritten
+    beta: float,  # exponent β from 0 (no correction) to 1 (full correction)
+    least: float = -1.0,  # the smallest probability in the buffer; negative: the smallest of these
 ) -> np.ndarray:  # at most 1
-    "Weights that correct for probabilities that differ"
+    "Return importance weights, relative to the largest"
     if not p.flags.writeable:
         p = p.copy()
     _over_least(p, least)
@@ -285,10 +285,10 @@ def importance_weights(
 
 # %% ../../nbs/memory/samplers.ipynb #d41b90c7
 def drawn(
-    sampler: Sampler,  # any
-    n: int,  # how many keys
+    sampler: Sampler,  # any sampler
+    n: int,  # number of keys
 ) -> tuple:  # keys (int64) and the probability of each
-    "What a sampler draws; an error where these are no keys and probabilities"
+    "Sample keys, and raise if the sampler returns invalid keys or probabilities"
     got = sampler.sample(n)
     if getattr(type(sampler).sample, 'trusted', False):
         return got
@@ -300,23 +300,29 @@ def drawn(
     except (ValueError, TypeError):
         what = f'{n} keys and the probability of each'
         raise ArgumentTypeError(
-            who, 'what it gives', type(got).__name__, what, 'return keys,p'
+            who, 'sample returned a wrong type', type(got).__name__, what, 'return (keys, p)'
         ) from None
     if keys.dtype.kind not in 'iu' or keys.shape != (n,):
         raise ArgumentError(
-            who, 'keys', f'{keys.dtype} {list(keys.shape)}', f'whole numbers [{n}]', 'return keys,p'
+            who,
+            'sample returned wrong keys',
+            f'{keys.dtype} {list(keys.shape)}',
+            f'integers [{n}]',
+            'return (keys, p)',
         )
     wrong = ~((p > 0) & (p <= 1 + 1e-6))
     if wrong.any():
         raise ArgumentError(
             who,
-            f'the probability of key {keys[wrong][0]}',
+            f'sample returned a wrong probability of key {keys[wrong][0]}',
             p[wrong][0],
             'more than 0, at most 1',
-            'give the probability with which it was drawn',
+            'return the probability with which it was sampled',
         )
     gone = (keys < sampler.first) | (keys >= sampler.end)
     if sampler.end and gone.any():
         there = f'{sampler.first} to {sampler.end - 1}'
-        raise ArgumentError(who, 'a key that was not added', keys[gone][0], there)
+        raise ArgumentError(
+            who, 'sample returned a key that is not in the buffer', keys[gone][0], there
+        )
     return keys.astype(np.int64), p

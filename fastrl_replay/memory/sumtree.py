@@ -12,12 +12,10 @@ from ..steps.errors import ArgumentError, ArgumentTypeError, problem, as_integer
 
 # %% ../../nbs/memory/sumtree.ipynb #0de2acd8
 def levels(
-    capacity: int,  # how many indices leaves
-    width: int = 8,  # children of a node; numbers in a line
-) -> (
-    np.ndarray
-):  # where each level begins, from the leaves up to the root, and where the last one ends
-    "Places of the levels of a tree in one array; all but the root fill whole lines"
+    capacity: int,  # number of leaves
+    width: int = 8,  # children of a node; numbers in a cache line
+) -> np.ndarray:  # where each level begins, from the leaves to the root, and where the last ends
+    "Return the offsets of a tree's levels in one array; all but the root fill whole cache lines"
     sizes = [-(-capacity // width) * width]
     while sizes[-1] > 1:
         n = sizes[-1] // width
@@ -25,14 +23,14 @@ def levels(
     return np.concatenate([[0], np.cumsum(sizes)])
 
 # %% ../../nbs/memory/sumtree.ipynb #0e737f5b
-_u = np.uint64  # unsigned places spare the kernel a test for negative ones
-LARGEST = 1e298  # a priority: 2³¹ times this is still a number
-SMALLEST = 1e-290  # a priority of what can be drawn, as good as 0 beside others
+_u = np.uint64  # unsigned indices save the kernel a test for negative ones
+LARGEST = 1e298  # largest priority: 2³¹ times this is still finite
+SMALLEST = 1e-290  # smallest priority of a leaf that can be sampled, negligible beside others
 
 
 @njit
 def _lines(nodes, m):
-    "From nodes to the lines that they lie in, without those that repeat the one before; how many"
+    "Convert nodes to the lines that contain them, without repeats in a row; return their number"
     k = 0
     last = -1
     for i in range(m):
@@ -44,14 +42,14 @@ def _lines(nodes, m):
 
 @njit(inline=True)
 def _sum(nodes, a):
-    "The sum of a line, in an order that `find_mass` knows"
+    "Return the sum of a line, in the order that `find_mass` uses"
     left = (nodes[_u(a)] + nodes[_u(a + 1)]) + (nodes[_u(a + 2)] + nodes[_u(a + 3)])
     return (left + (nodes[_u(a + 4)] + nodes[_u(a + 5)])) + (nodes[_u(a + 6)] + nodes[_u(a + 7)])
 
 
 @njit
 def _add_up(nodes, starts, idx):
-    "Add up anew what is above changed leaves"
+    "Recompute the sums above changed leaves"
     m = len(idx)
     lines = idx.copy()
     for level in range(len(starts) - 2):
@@ -64,12 +62,12 @@ def _add_up(nodes, starts, idx):
 # %% ../../nbs/memory/sumtree.ipynb #352601a3
 @njit(inline=True)
 def _groups_at(starts):
-    return min(2, len(starts) - 2)  # the level whose nodes are groups, or the root's
+    return min(2, len(starts) - 2)  # the level whose nodes are groups, or that of the root
 
 
 @njit(inline=True)
 def _top(leaves, first, end):
-    "The largest of some leaves"
+    "Return the largest of some leaves"
     best = -np.inf
     for i in range(first, end):
         p = leaves[_u(i)]
@@ -79,7 +77,7 @@ def _top(leaves, first, end):
 
 @njit
 def _climb(nodes, peaks, starts, groups):
-    "Bring the maxima of these groups, and what is above them, up to date"
+    "Update the maxima of these groups and of what is above them"
     lowest = _groups_at(starts)
     m = len(groups)
     first = starts[lowest]
@@ -101,7 +99,7 @@ def _climb(nodes, peaks, starts, groups):
 # %% ../../nbs/memory/sumtree.ipynb #352601a4
 @njit(inline=True)
 def _moves(nodes, at, before, p, top):
-    "Is the maximum of a group another one, because a leaf was `before` and is `p`?"
+    "Return True if the maximum of a group changes when a leaf goes from `before` to `p`"
     if p > top:
         return True
     if before != top or p == top:
@@ -129,7 +127,7 @@ def _update(nodes, peaks, starts, idx, priority):
 # %% ../../nbs/memory/sumtree.ipynb #6f997b18
 @njit(inline=True)
 def _running_sums(nodes, a, x, ends):
-    "Write the sum before each child from `a` on to `ends`; return how many of them `x` reaches"
+    "Write the sum before each child from `a` to `ends`; return how many of them `x` reaches"
     third = nodes[a + _u(2)]
     fifth = nodes[a + _u(4)]
     seventh = nodes[a + _u(6)]
@@ -148,7 +146,7 @@ def _running_sums(nodes, a, x, ends):
 
 @njit
 def find_mass(nodes, starts, mass, idx):
-    "Whose pieces the darts stick in; afterwards `mass` holds their priorities"
+    "Find the leaf for each cumulative mass; on return `mass` holds the leaf priorities"
     total = nodes[len(nodes) - 1]
     ends = np.zeros(8)
     for i in range(len(idx)):
@@ -172,40 +170,44 @@ def find_mass(nodes, starts, mass, idx):
 
 # %% ../../nbs/memory/sumtree.ipynb #86d506ba
 def indices(
-    who: str,  # who asks
+    who: str,  # the name for errors
     idx,  # one index, or an array of them
-    capacity: int,  # how many there are
+    capacity: int,  # number of valid indices
 ) -> np.ndarray:  # flat, int64
-    "Return indices as an array; raise if one is no index"
+    "Return indices as a flat array; raise if one is out of range"
     idx = np.asarray(idx)
     if idx.dtype.kind not in 'iu' and idx.size:
-        raise ArgumentTypeError(who, 'indices', idx.dtype, 'integers')
+        raise ArgumentTypeError(who, 'indices must be integers', idx.dtype)
     out = (idx < 0) | (idx >= capacity)
     if out.any():
         i = int(out.argmax())
         there = f'0 to {capacity - 1}'
-        raise IndexError(problem(who, f'index at place {i}', idx.ravel()[i], there))
+        raise IndexError(
+            problem(who, f'the index at position {i} is out of range', idx.ravel()[i], there)
+        )
     return np.ascontiguousarray(idx, np.int64).ravel()
 
 
 def priorities(
-    who: str,  # who asks
+    who: str,  # the name for errors
     idx,  # one index, or an array of them
     priority,  # of each: a number or an array
-    low: float,  # the smallest that is allowed
-    high: float,  # the largest
+    low: float,  # the smallest allowed priority
+    high: float,  # the largest allowed priority
 ) -> np.ndarray:  # flat, float64
-    "Return a priority for each index; raise if one is not allowed"
+    "Return a priority for each index; raise if one is out of range"
     p = np.asarray(priority, np.float64)
     shape = np.shape(idx)
     if p.ndim and p.shape != shape:
-        expected = f'{list(shape)}, one for each index, or a single one'
-        raise ArgumentError(f'{who}.update', 'priorities', list(p.shape), expected)
+        expected = f'{list(shape)}, one for each index, or a single number'
+        raise ArgumentError(
+            f'{who}.update', 'priorities have a wrong shape', list(p.shape), expected
+        )
     p = np.ascontiguousarray(np.broadcast_to(p, shape)).ravel()
     wrong = ~((p >= low) & (p <= high))
     if wrong.any():
         i = int(wrong.argmax())
-        what = f'priority at place {i}, for index {np.ravel(idx)[i]}'
+        what = f'the priority at position {i}, for index {np.ravel(idx)[i]}, is out of range'
         raise ArgumentError(who, what, p[i], f'a number from {low:g} to {high:g}')
     return p
 
@@ -214,22 +216,22 @@ def answer(
     found: np.ndarray,  # flat
     asked,  # one index, or an array of them
 ):  # an array of the same shape, or one number
-    "Return results in the shape of what was asked for"
+    "Return results in the shape of the argument"
     return found.reshape(np.shape(asked)) if np.ndim(asked) else found.item(0)
 
 # %% ../../nbs/memory/sumtree.ipynb #86d506bb
 class SumTree:
-    "Priorities of `capacity` things; draws and changes take logarithmic time (base 8)"
+    "Priorities of `capacity` indices; sampling and updating take logarithmic time (base 8)"
 
     def __init__(
         self,
-        capacity: int,  # how many indices
+        capacity: int,  # number of indices
     ):
         self.capacity = as_integer('SumTree', 'capacity', capacity, 1, 2**31 - 1)
         self.starts = levels(self.capacity)
         nodes = np.zeros(self.starts[-1] + 8)
         inner = self.starts[-1] - self.starts[min(2, len(self.starts) - 2)]
-        # from the beginning of a line
+        # aligned to a cache line
         self.nodes = nodes[-nodes.ctypes.data % 64 // 8 :][: self.starts[-1]]
         self.leaves = self.nodes[: self.capacity]
         self._peaks = np.zeros(inner)
@@ -249,12 +251,12 @@ class SumTree:
         idx,  # one index, or an array of them
         priority,  # of each: a number or an array, from 0 to 1e298
     ):
-        "Set priorities; either all of them or, with an error, none"
+        "Set priorities; on an error, none is changed"
         flat = indices('SumTree', idx, self.capacity)
         self.put(flat, priorities('SumTree', idx, priority, 0, LARGEST))
 
     def __getitem__(self, idx):
-        "The priority of one index, or of an array or slice of them"
+        "Return the priority of one index, or of an array or slice of them"
         if isinstance(idx, slice):
             return self.leaves[idx].copy()
         return answer(self.leaves[indices('SumTree', idx, self.capacity)], idx)
@@ -271,25 +273,28 @@ class SumTree:
         self,
         idx: np.ndarray,  # int64, within the capacity
     ):
-        "Take these out: their priority is 0"
+        "Set the priorities of these indices to 0"
         self.put(idx, np.zeros(len(idx)))
 
     def find(
         self,
-        mass,  # one number or an array: places on the line from 0 to `total`
-    ):  # the index (or an array of them) whose piece each lies in
-        "The index in whose piece a point lies: the first whose running sum is beyond it"
+        mass,  # cumulative mass, from 0 to `total`: one number or an array
+    ):  # the index (or an array of them)
+        "Return the first index whose running sum of priorities exceeds a cumulative mass"
         mass = np.asarray(mass, np.float64)
         good = mass >= 0
         if not good.all():
             raise ArgumentError(
-                'SumTree.find', 'mass', mass.ravel()[int((~good).argmax())], '0 or more'
+                'SumTree.find',
+                'mass must not be negative',
+                mass.ravel()[int((~good).argmax())],
+                '0 or more',
             )
         if not self.total:
             raise ArgumentError(
                 'SumTree',
-                'all priorities are 0, so there is nothing to find',
-                remedy='update some first',
+                'all priorities are 0, so there is no index to find',
+                remedy='call update first',
             )
         flat = mass.flatten()
         idx = np.empty(mass.size, np.int64)
@@ -298,11 +303,13 @@ class SumTree:
 
     def sample(
         self,
-        n: int,  # how many indices to draw
-        rng: np.random.Generator = None,  # random numbers; None: different draws each time
-        stratified: bool = True,  # True: one index from each of `n` equal parts of the line
+        n: int,  # number of indices
+        # random number generator; None: a new one with a random seed
+        rng: np.random.Generator = None,
+        # True: one index from each of `n` segments of equal mass; False: independent samples
+        stratified: bool = True,
     ) -> tuple:  # indices and their priorities
-        "Draw indices in proportion to their priorities"
+        "Sample indices in proportion to their priorities"
         darts = (np.random.default_rng() if rng is None else rng).random(n)
         idx = self.find(
             (darts + np.arange(n)) * (self.total / max(n, 1)) if stratified else darts * self.total

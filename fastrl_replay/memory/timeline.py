@@ -41,29 +41,33 @@ from ..steps.states import anything, checked, maybe, row_dtype
 from gymnasium import spaces
 
 # %% ../../nbs/memory/timeline.ipynb #070e1287
-NO_ROWS = step_dtype(spaces.Discrete(1), spaces.Discrete(1))  # any rows, for links of none
-# id of a memory on disk that this process closed (path, if it was empty)
-# → next key, how often it went back, the base of its keys
+NO_ROWS = step_dtype(spaces.Discrete(1), spaces.Discrete(1))  # any dtype, for links without rows
+# id of a memory on disk that this process closed (path, if it was empty) → next key, how often it
+# was rewound, the base of its keys
 _CLOSED = {}
 
 
 class Timeline:
-    "The last `max_sz` rows in order of arrival, each stored once under its key, a serial number"
+    "Ring buffer of the last `max_sz` rows in order of arrival; a key is a row's serial number"
 
-    # how often the process that writes has gone back, as one that only reads has seen
+    # how often the writing process rewound, as this reading process has seen
     rewinds = 0
-    says = {}  # what else is to be said of a new memory in its place
-    moved = 0  # how much larger keys are than in the state that was loaded
-    missing = 0  # how many rows of that state are gone
+    says = {}  # further entries for the metadata of a new memory on disk
+    moved = 0  # how much larger keys are than in the loaded state
+    missing = 0  # number of rows of the loaded state that are gone
 
     def __init__(
         self,
-        max_sz: int = 1_000_000,  # how many rows are kept
-        store: Store = None,  # how rows become bytes; None: whole rows in main memory
-        who: str = 'Timeline',  # who keeps the rows, for errors
-        check=None,  # (dtype) → raises where the owner has no use for such rows
-        counted: bool = False,  # must `step_n` count, because the owner draws along episodes?
-        after=None,  # an older timeline at the same place, whose keys are not given out again
+        max_sz: int = 1_000_000,  # capacity in rows; a full buffer overwrites its oldest rows
+        store: Store = None,  # where and how rows are stored; None: `Rows()`, whole rows in RAM
+        who: str = 'Timeline',  # the name for errors
+        # a callable that gets the dtype of rows and raises if the owner cannot use them; None: no
+        # check
+        check=None,
+        counted: bool = False,  # if True, `step_n` must count along episodes
+        # an older timeline at the same place, whose keys are not assigned again; None: there is
+        # none
+        after=None,
     ):
         self.max_sz = as_integer(who, 'max_sz', max_sz, 1, 2**31 - 1)
         self.who = who
@@ -72,20 +76,21 @@ class Timeline:
         self._counted = counted
         if not isinstance(self.store, Store):
             raise ArgumentTypeError(who, 'store', type(store).__name__, 'a Store, such as Rows()')
-        self.reads_only = self.store.mode == 'r'  # another process writes it
+        self.reads_only = self.store.mode == 'r'  # a different process writes it
         if after is None and self.store.folder:
             check_path(self.store.folder, self.store.mode, who)
-        self._below = 0 if after is None else after.given  # keys below this were given out
+        # keys below this one were assigned before
+        self._below = 0 if after is None else after.given
         self._begin()
 
     dtype = property(
         lambda self: self.parts and self.parts[1].dtype,
-        doc='Of its rows; None before the first one',
+        doc='The dtype of rows; None before the first row',
     )
     inserted = property(lambda self: self.span[0], doc='The next key')
-    added = property(lambda self: self.inserted - self.base, doc='How many rows have come')
-    oldest = property(lambda self: self.span[1], doc='The oldest key that is still there')
-    keys = property(lambda self: np.arange(*self.span[::-1]), doc='All valid keys, oldest first')
+    added = property(lambda self: self.inserted - self.base, doc='The number of rows added')
+    oldest = property(lambda self: self.span[1], doc='The key of the oldest row')
+    keys = property(lambda self: np.arange(*self.span[::-1]), doc='Keys of all rows, oldest first')
     nbytes = property(
         lambda self: sum(p.nbytes for p in self.parts[:2]) if self.parts else 0,
         doc='Bytes reserved',
@@ -97,37 +102,38 @@ class Timeline:
 
     @property
     def base(self) -> int:
-        "The first key; keys that were given out before `clear` or `load_state_dict` are smaller"
+        "Return the first key; keys assigned before `clear` or `load_state_dict` are smaller"
         self.ensure_open()
         return self._unsettled[2] if self._unsettled else self.place.base
 
     @property
     def parts(self) -> tuple:
-        "Links, store and batch plan; None before the first row"
+        "Return links, store and batch plan, or None before the first row"
         if self._parts is None:
             self.ensure_open()
         return self._parts
 
     @property
     def links(self) -> Links:
-        "Keys and links, of no rows before the first one"
+        "Return keys and links, which are empty before the first row"
         return self.parts[0] if self.parts else Links(NO_ROWS, 1, who=self.who)
 
     @property
     def given(self) -> int:
-        "Keys from this one on have not been given out"
+        "Return the key from which on none was assigned"
         return self._parts[0].inserted if self._gave and self._parts else self._below
 
     def _next_base(self, place) -> int:
-        """The first multiple of the slots above all keys that were given out
+        """Return the first multiple of the slots above all assigned keys.
 
-        Stores put a row into slot `key % ring`, samplers into `key % max_sz`: a multiple of both.
+        Stores put a row into slot `key % ring`, samplers into `key % max_sz`: it is a multiple of
+        both.
         """
         step = math.lcm(place.ring or self.max_sz + self.store.spare, self.max_sz)
         return -(-self._below // step) * step
 
     def _begin(self):
-        "Start without rows; a memory on disk is opened when it is first used"
+        "Start without rows; a memory on disk is opened on first access"
         self._gate = BlockGate(
             self.who,
             partial(RowLayout, strict=False),
@@ -137,8 +143,8 @@ class Timeline:
             counted=self._counted,
         )
         self._same = None  # the dtype of the last block
-        self._unsettled = None  # next and oldest key and base of a state that was prepared
-        self._gave = False  # were keys given out since it was made, cleared or loaded?
+        self._unsettled = None  # next and oldest key and base of a prepared state
+        self._gave = False  # True if keys were assigned since it was made, cleared or loaded
         self._parts = None
         self.place = None
         if self.store.folder is None:
@@ -146,7 +152,7 @@ class Timeline:
             self.place.base = self._next_base(self.place)
 
     def ensure_open(self):
-        "Open what lies in the store's directory, unless that was done"
+        "Open the directory of the store unless it is open"
         if self.place is not None:
             return
         place = self.store.new_place(self.who)
@@ -160,7 +166,7 @@ class Timeline:
         self._use(parts, place)
 
     def _continued(self, place):
-        "Return links and a store over the rows that lie in a directory"
+        "Return links and a store over the rows in a directory"
         dtype = self._check_meta(place)
         self._fit(place)
         self._choose_base(place)
@@ -172,7 +178,7 @@ class Timeline:
         return parts
 
     def _choose_base(self, place):
-        "Let keys continue if this process closed the directory and it did not go back since"
+        "Let keys continue if this process closed the directory and it was not rewound since"
         known = place.meta['id'] if place.meta else place.path
         below, rewinds, base = _CLOSED.get(known, (0, None, 0))
         self._below = max(self._below, below)
@@ -183,26 +189,26 @@ class Timeline:
             place.base = base
 
     def clear(self):
-        "Forget everything, the columns too"
+        "Remove all rows and the columns; raise for a memory on disk"
         if self.store.folder:
             raise ArgumentError(
                 self.who,
-                'clear',
+                'clear needs a memory in RAM',
                 f'a memory in {self.store.folder}',
                 'one in main memory',
-                'remove the directory when it is closed',
+                'close it, then remove the directory',
             )
         self._below = self.given
         self._begin()
 
     @property
     def is_open(self) -> bool:
-        "Return False for a memory on disk that was not used so far"
+        "Return False for a memory on disk that was not accessed yet"
         return self.place is not None
 
     @property
     def span(self) -> tuple:
-        "The next key, and the oldest that is there"
+        "Return the next key, and the key of the oldest row"
         if not self._parts and not self.parts:
             return self.base, self.base
         if self.reads_only:
@@ -212,11 +218,11 @@ class Timeline:
 
     @property
     def environments(self):
-        "Dense numbers of environments"
+        "Return the dense numbers of environments"
         return self.links.tables.envs
 
     def _refresh(self):
-        "See what the process has done that writes"
+        "Read what the writing process has changed"
         self.place.check_there()
         rewinds = self.place.counters.item(REWINDS)
         if rewinds != self.rewinds:
@@ -225,13 +231,13 @@ class Timeline:
             self.place.base = self._next_base(self.place)
         self.rewinds = rewinds
         self._parts[0].refresh(self.place.span(self.max_sz))
-        self._parts[1].refresh()  # after it: what these rows need has come by now
+        self._parts[1].refresh()  # in this order, what these rows need is there
 
     def were_there(
         self,
         *keys,  # of rows that were read; -1: no row
     ):
-        "Raise where another process has overwritten a row while it was read"
+        "Raise `StaleKey` if a different process has overwritten one of these rows"
         if not self.reads_only:
             return
         place = self.place
@@ -242,12 +248,12 @@ class Timeline:
         if gone:
             raise StaleKey(
                 self.who,
-                'a row that was overwritten while it was read',
-                remedy='read again; a larger spare= of the process that writes',
+                'a row was overwritten while it was read',
+                remedy='read it again, or use a larger spare= in the process that writes',
             )
 
     def last_steps(self) -> np.ndarray:  # of `standing_dtype`
-        "Return counters and last observation of each environment whose last row is there"
+        "Return counters and last observation of each environment whose last row is in the buffer"
         known = self.parts and {'total_reward', 'next_state'} <= {*self.dtype.names}
         if not known or not self.place.holds:
             return np.zeros(0, standing_dtype(NO_ROWS))
@@ -264,22 +270,22 @@ class Timeline:
     def _open(self, dtype, place):
         "Make links, a store and a batch plan for such rows in an empty place"
         ring = self.max_sz + self.store.spare
-        # it was made, and then came an interrupt, or what a state had was refused
+        # left by an interrupt, or by a state that was invalid
         if place.meta:
             place.clear()
         there = place.room()
         needs = self.store.needs(dtype, ring)
         if place.lasts:
-            needs += 20 * ring  # links, counts of draws, and priorities
+            needs += 20 * ring  # links, sample counters and priorities
         if 0 < there < needs:
             fits = max(int(0.8 * there * self.max_sz / needs), 1)
-            kind = 'room on the disk' if place.path else 'memory'
+            kind = 'disk space' if place.path else 'memory'
             raise NoRoom(
                 self.who,
-                f'no {kind} for max_sz={self.max_sz:_} rows of {dtype.itemsize:_} bytes',
+                f'not enough {kind} for max_sz={self.max_sz:_} rows of {dtype.itemsize:_} bytes',
                 f'{place.path or place.device or "a machine"} with {size_text(there)}',
                 size_text(needs),
-                f'max_sz={fits:_}, smaller rows, or store=Frames(…) for images',
+                f'use max_sz={fits:_}, smaller rows, or store=Frames(…) for images',
             )
         place.begin(ring)
         parts = self._parts_in(place, dtype)
@@ -296,8 +302,8 @@ class Timeline:
         self,
         steps: Steps,  # a block of rows, or one row
     ) -> np.ndarray:  # the keys of the rows, int64
-        "Append rows, overwriting the oldest in a full memory; an invalid block changes nothing"
-        rows = main_rows(steps)
+        "Append rows, which overwrite the oldest in a full buffer; an invalid block changes nothing"
+        rows = main_rows(steps)  # if the dtype is that of the last block, columns need no check
         # the dtype of the block before, so the columns need no look
         if (
             rows is not None
@@ -311,28 +317,28 @@ class Timeline:
         return self._add_checked(steps)
 
     def _is_same(self, dtype) -> bool:
-        "Compare columns with those of the last block, and remember the object, for speed"
+        "Return True if the dtype equals that of the last block; remember the object for speed"
         if self._same is None or dtype != self._same:
             return False
         self._same = dtype
         return True
 
     def _add_checked(self, steps):
-        "Add a first block, one with new environments, or one that will be refused"
+        "Add the first block or one with new environments, or raise the error of an invalid one"
         if self._unsettled is not None:
-            self.settle()  # it was interrupted
+            self.settle()  # an earlier call was interrupted
         if not self.parts:
-            self._gate.layout = None  # one whose first block was interrupted
+            self._gate.layout = None  # left by an interrupted first block
         rows, layout = self._gate.check(steps)
         parts = line, store, _ = self._parts or self._open(layout.dtype, self.place)
         line.admit(rows['env_id'])
         first = line.inserted
         self.place.allow(first + len(rows))
         if not self._parts and self.place.lasts:
-            store.refuse(rows.view(store.dtype))  # or it would decide the columns
+            store.refuse(rows.view(store.dtype))  # before it decides the columns
             self._use(parts, self.place)
         added = store.add(line, rows.view(store.dtype))
-        assert added, 'the store takes rows that passed the check'
+        assert added, 'the store accepts rows that passed the check'
         self._gate.layout = layout
         self._parts = parts
         self._gave = True
@@ -341,9 +347,9 @@ class Timeline:
 
     def take(
         self,
-        keys,  # of the rows, any shape
+        keys,  # of the rows, in any shape
     ) -> Steps:  # of the same shape, in new memory
-        "Copies of the rows with these keys"
+        "Return copies of the rows with these keys"
         keys = self._valid_keys(keys)
         line, store, _ = self._parts
         out = store.empty(keys.size, store.dtype.itemsize)
@@ -357,7 +363,7 @@ class Timeline:
         if self.parts:
             return keys
         if not keys.size:
-            raise BlockError(self.who, 'nothing was ever added, so the columns are not known')
+            raise BlockError(self.who, 'no rows were added, so the columns are unknown')
         self.links.refuse_key(int(keys.flat[0]))
 
     def batch(
@@ -365,7 +371,7 @@ class Timeline:
         keys: np.ndarray,  # int64
         weights: np.ndarray,  # float64, one for each key
     ) -> Steps:  # with `index` and `weight`
-        "The rows with these keys as a batch; counted as drawn"
+        "Return the rows with these keys as a batch, and count them as sampled"
         if not self._parts:
             self._valid_keys(keys)
         if len(weights) != len(keys):
@@ -375,26 +381,26 @@ class Timeline:
         return self._read(keys, store.batch, line, keys, weights, plan)
 
     def count(self, keys):
-        "These rows were drawn, by whatever made a batch of them"
+        "Increment the sample counters of these rows"
         self._gave = True
         count_drawn(self._parts[0].tables.numbers, keys)
 
     def _read(self, keys, read, *args):
-        "Read rows with these keys, which another process may overwrite meanwhile"
+        "Read rows by key, and raise if a different process overwrites them in the meantime"
         try:
             found = read(*args)
         except StateError:
-            self.were_there(keys)  # or it is damaged
+            self.were_there(keys)  # otherwise the memory is damaged
             raise
         self.were_there(keys)
         return found
 
     def windows(
         self,
-        keys,  # of the first rows
-        length: int,  # of each window
+        keys,  # the keys of the first rows
+        length: int,  # rows in each window
     ) -> Steps:  # of shape [len(keys), length], with `mask`
-        "Return the rows of an episode from each key on; beyond the last, zeros with `mask` False"
+        "Return `length` rows of an episode from each key; missing rows are 0 with `mask` False"
         length = as_integer(f'{self.who}.windows', 'length', length, 1)
         keys = self._valid_keys(keys).ravel()
         line, store, plan = self._parts
@@ -405,10 +411,10 @@ class Timeline:
 
     def walk(
         self,
-        keys,  # of rows that are there
-        offsets,  # steps along the episode: 1 is the next row, -1 the one before
-    ) -> np.ndarray:  # keys [len(keys), len(offsets)]; -1 where the episode has no such row
-        "Keys along the episodes of these rows"
+        keys,  # of rows in the buffer
+        offsets,  # steps along the episode: 1 is the next row, -1 the previous one
+    ) -> np.ndarray:  # keys [len(keys), len(offsets)]; -1 if the episode has no such row
+        "Return keys along the episodes of these rows"
         keys = self._valid_keys(keys).ravel()
         found = self._parts[0].walk(keys, offsets)
         self.were_there(keys, found)
@@ -418,34 +424,34 @@ class Timeline:
         self,
         keys,  # any keys
     ) -> np.ndarray:  # bool, for each key
-        "Is the row with this key still there?"
+        "Return True for each key whose row is in the buffer"
         keys = as_keys(keys)
         end, oldest = self.span
         return (oldest <= keys) & (keys < end)
 
     @property
     def times_drawn(self) -> np.ndarray:  # int32, oldest row first
-        "How often each row that is there was drawn for a batch"
+        "Return how often each row in the buffer was sampled"
         line = self.links
         return line.drawn[self.keys % line.ring]
 
     @property
     def ages(self) -> np.ndarray:  # int64
-        "Sum and maximum of the ages that rows had when they were drawn for a batch"
+        "Return the sum and the maximum of the ages that rows had when they were sampled"
         return self.links.tables.numbers[AGE_SUM : AGE_MAX + 1].copy()
 
     @property
     def store_stats(self) -> dict:
-        "The store's numbers by name, and how many bytes a row takes in all"
+        "Return the store's numbers by name, and the bytes for each row"
         said = self.parts[1].stats() if self.parts else {}
         return dict(row_bytes=self.nbytes / max(len(self), 1), **said) if said else {}
 
     def __getitem__(self, i):
-        "Rows by their place in time order (0 is the oldest), or a column of all rows"
+        "Return rows by position (0 is the oldest), or a column of all rows"
         keys = self.keys
         if not isinstance(i, str):
             return self.take(keys[i.numpy() if isinstance(i, torch.Tensor) else i])
-        # where the store has a column apart from frames, nothing else is read
+        # if the store has the column apart from frames, nothing else is read
         found = {}
         if self.parts and self.store.device is None:
             line, store, _ = self._parts
@@ -454,13 +460,13 @@ class Timeline:
         return column_of_rows(found[i]) if i in found else self[:][i]
 
     def __iter__(self):
-        "One-row `Steps`, oldest first"
+        "Yield single rows as `Steps`, oldest first"
         for i in range(0, len(self), 1024):
             yield from self[i : i + 1024]
 
     def __repr__(self):
         if not self.is_open:
-            return f'Timeline(max_sz={self.max_sz}, {self.store}): not opened so far'
+            return f'Timeline(max_sz={self.max_sz}, {self.store}): not opened yet'
         if not self.parts:
             return f'Timeline(max_sz={self.max_sz}): empty'
         return (
@@ -470,9 +476,9 @@ class Timeline:
 
     def still_there(
         self,
-        keys,  # of rows, which may have been overwritten
+        keys,  # of rows that may have been overwritten
     ) -> tuple:  # keys, and a structured array
-        "Those of these rows that are there, in main memory, also while another process writes"
+        "Return those of these rows that still exist, in RAM, even while a different process writes"
         keys = as_keys(keys)
         while True:
             keys = keys[self.valid(keys)]
@@ -481,11 +487,11 @@ class Timeline:
             try:
                 return keys, self.take(keys).to('cpu').rows
             except StaleKey:
-                continue  # overwritten meanwhile
+                continue  # overwritten in the meantime
 
     def state_dict(self) -> dict:  # plain data and tensors
-        "Everything, in time order; of rows in a place that lasts, where they lie"
-        self.settle()  # it was interrupted
+        "Return all rows in time order or, for a memory on disk, a reference to them"
+        self.settle()  # an earlier call was interrupted
         if not self.parts:
             return dict(links=None, store=self.place.refers())
         line, store, _ = self._parts
@@ -493,7 +499,7 @@ class Timeline:
         return dict(links=dict(line.state_dict(), dtype=dtype_spec(store.dtype)), store=rows)
 
     def load_state_dict(self, state: dict):
-        "Become the timeline that was saved"
+        "Restore a saved state"
         self.prepare(state)
         self.settle()
 
@@ -502,7 +508,7 @@ class Timeline:
         state: dict,
         older=None,  # the open timeline at the same place that this one replaces; None: itself
     ):
-        "Hold what was saved, but leave files on disk as they are until `settle`"
+        "Load a saved state, but leave files on disk unchanged until `settle`"
         form = dict(links=maybe(dict(SAVED_LINKS, dtype=row_dtype)), store=anything)
         state = checked(self.who, form, state)
         older = self if older is None else older
@@ -531,7 +537,7 @@ class Timeline:
         self._gave = self._below > 0
 
     def _take_rows(self, links, rows, place, older):
-        "Put saved rows into an empty place; `older` are the parts so far"
+        "Put saved rows into an empty place; `older` are the previous parts"
         parts = line, store, _ = self._open(links['dtype'], place)
         base = links['base']
         place.base = 0 if place.lasts and base % line.ring else base
@@ -546,7 +552,7 @@ class Timeline:
         self._use(parts, place, (line.inserted, line.oldest, place.base))
 
     def _are_those(self, new, older) -> bool:
-        "Return True if all keys given out have the same rows as before, so none must be larger"
+        "Return True if all assigned keys have the same rows as before, so that keys can stay"
         line, store, _ = new
         if line.oldest >= self._below:
             return True
@@ -562,11 +568,11 @@ class Timeline:
         return True
 
     def _go_back_to(self, links, place, parts):
-        "Return to the row at which links were saved without the rows, which are here"
+        "Rewind to the row at which links were saved without the rows, which are on disk"
         _, store, plan = parts
         base = links['base']
         if links['dtype'] != store.dtype:
-            raise StateError(self.who, 'a saved memory of other columns')
+            raise StateError(self.who, 'the saved buffer has different columns')
         line = Links(store.dtype, self.max_sz, place, self.who, place.ring - self.max_sz)
         line.load_state_dict(links, place.base)
         oldest = min(line.inserted, max(line.oldest, place.oldest_whole()))
@@ -582,14 +588,14 @@ class Timeline:
         self._use((line, store, plan), place, (line.inserted, line.oldest, new))
 
     def _use(self, parts, place, unsettled=None):
-        "Work with these parts from now on; None: there are no rows"
+        "Use these parts from now on; None: there are no rows"
         self._gate.layout = parts and self._gate.make_layout(self.who, parts[1].dtype)
         if self.reads_only:
             unsettled = None
         vars(self).update(_parts=parts, place=place, _same=None, _unsettled=unsettled)
 
     def settle(self):
-        "Let the place end where the state that was prepared was saved"
+        "Make the place end where the prepared state was saved"
         if self._unsettled is None:
             return
         place = self.place
@@ -600,17 +606,17 @@ class Timeline:
             line.newest(store.episodes)  # it cuts links
         else:
             place.forget()
-        self._unsettled = None  # now: after an interrupt it is done once more
+        self._unsettled = None  # only now: after an interrupt it is repeated
         if self.missing:
             warnings.warn(
-                f'{self.who}: {self.missing:_} of the rows that were in memory at this '
-                'checkpoint have been overwritten since, so it goes on without them. '
-                f'Remedy: a larger spare= ({place.ring - self.max_sz:_} so far)'
+                f'{self.who}: {self.missing:_} rows that were in the buffer at this '
+                'checkpoint have been overwritten since, and are missing. '
+                f'Remedy: use a larger spare= than {place.ring - self.max_sz:_}'
             )
             self.missing = 0
 
     def __getstate__(self):
-        # where it is not, who gets it may open it
+        # if it is not open, the receiver may open it
         rows = self.state_dict() if self.is_open else None
         return dict(max_sz=self.max_sz, store=self.store, who=self.who, rows=rows)
 
@@ -620,7 +626,7 @@ class Timeline:
             self.load_state_dict(state['rows'])
 
     def _check_meta(self, place) -> np.dtype:  # of the rows
-        "Raise if a memory on disk can't be continued with these settings"
+        "Raise if a memory on disk does not match these settings"
         meta = place.meta
         store = self.store.settings()
         dtype = saved_dtype(meta.get('columns'))
@@ -629,35 +635,35 @@ class Timeline:
         if meta.get('store') != store:
             raise ArgumentError(
                 self.who,
-                f'store: {place.path} was made with another one',
+                f'{place.path} was made with a different store',
                 store,
                 meta.get('store'),
-                'the same store, or another path',
+                'use the same store, or a different path',
             )
         return dtype
 
     def _fit(self, place):
-        "Raise if the memory on disk has another size; a reader takes what there is"
+        "Raise if the memory on disk has a different size; a reader takes the size that it has"
         was = place.meta['max_sz']
         if self.reads_only:
             self.max_sz = min(self.max_sz, was)
         elif self.max_sz != was or self.max_sz + self.store.spare > place.ring:
             raise ArgumentError(
                 self.who,
-                f'max_sz and spare: the memory in {place.path} was made with other ones',
+                f'the memory in {place.path} was made with a different max_sz or spare',
                 f'{self.max_sz} and {self.store.spare}',
                 f'{was} and at most {place.ring - was}',
-                'these, or copy the rows to another path',
+                'use these, or copy the rows to a different path',
             )
 
     def flush(self):
-        "Flush everything to the device, for power cuts; in main memory there is nothing to do"
+        "Flush everything to the disk, for power failures; do nothing in RAM"
         if self._parts:
             self.settle()
             self.place.flush()
 
-    def close(self) -> bool:  # must it be opened again, if it is used again?
-        "Flush, and let other processes write; in main memory there is nothing to do"
+    def close(self) -> bool:  # True if it must be opened again before use
+        "Flush, and let other processes write; do nothing in RAM"
         if not self.is_open:
             return False
         self.settle()
@@ -668,7 +674,7 @@ class Timeline:
         return place.close()
 
     def __getattr__(self, name):
-        # or a copy asks that is still to be filled
+        # otherwise a copy asks that is not filled yet
         made = not name.startswith('_') and 'place' in vars(self)
         if not (made and self.parts and name in self.dtype.names):
             raise AttributeError(problem('Timeline', f'no attribute or column {name!r}'))

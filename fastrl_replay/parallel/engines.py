@@ -32,7 +32,7 @@ from ..steps.states import Saves, anything, flag, integer
 
 # %% ../../nbs/parallel/engines.ipynb #8f333f78
 class _Outline(cloudpickle.Pickler):
-    "Pickles a chain without its tensors, which it collects"
+    "Pickler of a chain without its tensors, which it collects"
 
     def __init__(self, file):
         super().__init__(file)
@@ -47,7 +47,7 @@ class _Outline(cloudpickle.Pickler):
 
 # %% ../../nbs/parallel/engines.ipynb #bb7b9c42
 class Filled(pickle.Unpickler):
-    "Puts tensors into an outline"
+    "Unpickler that puts tensors into an outline"
 
     def __init__(self, data, tensors):
         super().__init__(io.BytesIO(data))
@@ -58,7 +58,7 @@ class Filled(pickle.Unpickler):
 
 # %% ../../nbs/parallel/engines.ipynb #655cf2bd
 def outline(x) -> tuple:  # bytes, and the tensors in the order of their numbers
-    "A pickle without tensors, and the tensors"
+    "Return a pickle without tensors, and the tensors"
     file = io.BytesIO()
     pickler = _Outline(file)
     try:
@@ -66,16 +66,16 @@ def outline(x) -> tuple:  # bytes, and the tensors in the order of their numbers
     except Exception as e:
         raise ArgumentTypeError(
             'Parallel',
-            "the chain above it can't be sent to workers",
+            "the chain above it cannot be sent to workers",
             in_words(e),
-            'stages, environments and a policy that pickle',
-            'give the stepper an id or a function, so that each worker makes its own environments',
+            'stages, environments and a policy that can be pickled',
+            'pass an id or a function to the stepper, so that workers make their own environments',
         ) from e
     return file.getvalue(), [t for _, t in pickler.tensors.values()]
 
 # %% ../../nbs/parallel/engines.ipynb #db8075f5
 class Weights:
-    "The layout of tensors in a line of bytes, in which they travel to workers"
+    "Layout of tensors in a line of bytes, in which they are sent to workers"
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Weights:
         self.sizes = [*(-(-t.nbytes // 64) * 64 for t in tensors), 64]
 
     def line(self) -> torch.Tensor:
-        "Return a line full of zeros"
+        "Return a line of zeros"
         return torch.zeros(sum(self.sizes), dtype=torch.uint8)
 
     def tensors(self, line) -> list:
@@ -99,7 +99,7 @@ class Weights:
         return found
 
     def private(self) -> list:
-        "Return such tensors in other memory, full of zeros"
+        "Return such tensors in separate memory, filled with zeros"
         found = []
         for dtype, shape, grad, is_parameter in self.kinds:
             t = torch.zeros(shape, dtype=dtype)
@@ -110,8 +110,8 @@ class Weights:
     def refresh(
         self,
         own,  # tensors of a worker
-        seen,  # the line that it took last
-        line,  # the new one
+        seen,  # the line that it used last
+        line,  # the new line
     ):
         "Copy the tensors that changed since `seen`; others may be the worker's own, such as noise"
         if torch.equal(line, seen):
@@ -125,7 +125,7 @@ class Weights:
 
 def write(
     views,  # tensors of a line
-    tensors,  # whose numbers they get
+    tensors,  # their new values
 ):
     "Write weights into a line"
     # without no_grad, whose end an interrupt may skip
@@ -136,7 +136,7 @@ def write(
 def batches_in(
     item,  # of a stream
 ):  # yields blocks
-    "Yield the batches in an item that a replay gave, which have the keys of their rows"
+    "Yield the batches of a replay in an item, with the keys of their rows"
     if isinstance(item, Steps):
         if 'index' in each_of(item).dtype.names:
             yield item
@@ -154,14 +154,14 @@ def _inside(f, x):
 def pack_items(
     x,  # an item, or a list of items
 ):  # plain data and tensors
-    "Pack blocks and arrays, wherever they are in it"
+    "Return an item with its blocks and arrays as plain data"
     if isinstance(x, Steps):
         return pack(x)
     return encode(x) if isinstance(x, (np.ndarray, np.generic)) else _inside(pack_items, x)
 
 
 def unpack_items(
-    x,  # as `pack_items` gave it
+    x,  # a result of `pack_items`
 ):
     "Return the items that were packed"
     if type(x) is not dict or not {'kind', 'bytes'} <= x.keys():
@@ -170,7 +170,7 @@ def unpack_items(
 
 # %% ../../nbs/parallel/engines.ipynb #a44e73f3
 class ChainCopy(Pipe):
-    "The chain as a worker runs it"
+    "Chain as a worker runs it"
 
     takes_any_item = True
 
@@ -179,12 +179,12 @@ class ChainCopy(Pipe):
 
 
 def format_error(e) -> str:
-    "An error and where it was raised, as text"
+    "Return an error and its traceback as text"
     return f'{in_words(e)}\n\n' + ''.join(traceback.format_exception(e))
 
 
 def generators() -> dict:  # plain data and a tensor
-    "Where the generators stand that are shared by the whole process"
+    "Return the states of the random generators that the whole process shares"
     return dict(
         torch=torch.get_rng_state(),
         python=random.getstate(),
@@ -193,24 +193,24 @@ def generators() -> dict:  # plain data and a tensor
 
 # %% ../../nbs/parallel/engines.ipynb #cb7eaf28
 def checked_generators(
-    who: str,  # who asks
-    state: dict,  # as `generators` gave it, perhaps
+    who: str,  # the name for errors
+    state: dict,  # a result of `generators`, perhaps
 ) -> dict:  # the same
-    "An error where the generators of this process can't go on there"
+    "Return a state of generators; raise if it is invalid"
     try:
         torch.Generator().set_state(state['torch'])
         random.Random().setstate(state['python'])
         np.random.RandomState().set_state(decode(state['numpy']))
         integer(0, 624)(decode(state['numpy'])['state']['pos'])
     except Exception as e:
-        raise StateError(who, 'a saved generator that is damaged', e) from e
+        raise StateError(who, 'the state of a random number generator is damaged', e) from e
     return state
 
 
 def set_generators(
-    state: dict,  # as `generators` gave it
+    state: dict,  # a result of `generators`
 ):
-    "Let the generators of this process go on there"
+    "Set the states of the generators of this process"
     torch.set_rng_state(state['torch'])
     np.random.set_state(decode(state['numpy']))
     random.setstate(state['python'])
@@ -218,9 +218,9 @@ def set_generators(
 # %% ../../nbs/parallel/engines.ipynb #ab346694
 def seed_generators(
     seed: int,  # of the main process
-    info: WorkerInfo,  # which worker, and which of its lives
+    info: WorkerInfo,  # rank and restarts of the worker
 ):
-    "Seed the generators that are shared by the whole process"
+    "Seed the generators that the whole process shares"
     a, b, *c = np.random.SeedSequence([seed % 2**64, info.rank, info.restart]).generate_state(6)
     torch.manual_seed(int(a))
     random.seed(int(b))
@@ -228,16 +228,16 @@ def seed_generators(
 
 # %% ../../nbs/parallel/engines.ipynb #92432712
 def new_chunk() -> dict:
-    "A chunk without items; with them go what the replay says of each batch, and news of journals"
+    "Return a chunk without items, without facts about batches and news of journals"
     return dict(items=[], facts=[], news=[], asked_at=0, error=None)
 
 
 class Served:
-    "Answers requests with a chain: `next`, `save`, `load`, `look`"
+    "Server of requests to a chain: `next`, `save`, `load`, `look`"
 
     def __init__(
         self,
-        info: WorkerInfo,  # which worker this is
+        info: WorkerInfo,  # rank of the worker
         seed: int,  # of the main process
         data: bytes,  # the outline of the chain
         weights: Weights,  # of its tensors
@@ -257,7 +257,7 @@ class Served:
         words: bytes,  # the pickle of a request, of feedback and of arguments
         line: torch.Tensor,  # the weights
     ) -> bytes:
-        "Return a pickle: the request, what was asked for, and an error; 'told': of the feedback"
+        "Return a pickle of the request, its result, and an error; 'told' is for feedback"
         value = new_chunk()
         error = None
         done = 'told'
@@ -278,7 +278,7 @@ class Served:
                     (state,) = args
                     self.items = None
                     self.chain.load_state_dict(state['chain'])
-                    self.chain.open()  # what doesn't fit is reported now
+                    self.chain.open()  # errors of a state are reported now
                     set_generators(state)
                 elif what == 'look':
                     f, *args = args
@@ -288,7 +288,7 @@ class Served:
         try:
             return pickle.dumps((done, value, error))
         except Exception as e:
-            # an item that can't travel
+            # an item that cannot be pickled
             return pickle.dumps((done, None, format_error(e)))
 
     def close(self):
@@ -307,7 +307,7 @@ class Served:
         self.replay = chain.drawn_from
 
     def _make(self, chunk, asked_at):
-        "Items of this pass; a chunk that is not full is its last one"
+        "Fill a chunk with items of this pass; a chunk that is not full is the last one"
         chunk['asked_at'] = asked_at
         if self.items is None:
             self.items = iter(self.chain)
@@ -317,10 +317,10 @@ class Served:
                 if replay_of(batch) not in (None, self.replay):
                     raise ArgumentError(
                         'Parallel',
-                        'batches of two replays in one chain',
-                        'keys that could mean either',
+                        'one chain has batches of two replays',
+                        'ambiguous keys',
                         'one replay',
-                        'a .parallel for each',
+                        'use one .parallel for each',
                     )
                 if isinstance(self.replay, (Replay, Mixture)):
                     chunk['facts'].append(facts_of(self.replay, batch))
@@ -330,11 +330,11 @@ class Served:
 
 # %% ../../nbs/parallel/engines.ipynb #1696b72d
 class WorkerError(FastrlError, RuntimeError):
-    "A worker that failed or crashed"
+    "Error of a worker that failed or crashed"
 
 
 class Worker(Saves):
-    "What `Parallel` notes of a worker; `link` is its process or actor"
+    "State that `Parallel` keeps for a worker; `link` is its process or actor"
 
     saved = dict(
         over=flag,
@@ -349,24 +349,24 @@ class Worker(Saves):
     def __init__(self, info: WorkerInfo, link):
         self.info = info
         self.chunk = None  # one that waits
-        self.over = False  # has its pass ended?
-        # items handed on; how many others were, since the last one was asked for
+        self.over = False  # True if its pass has ended
+        # items passed on; how many others were, since the last one was requested
         self.given = self.lag = 0
         # of memories that ended with a worker
         self.lost = self.stale = 0
         self.begin(link)
 
     def begin(self, link):
-        "Let a new process or actor do the work"
+        "Let a new process or actor take over"
         self.link = link
-        self.reply = None  # what finds the answer to the open request for a chunk
-        self.told = []  # feedback that goes with the next request
-        # what its replay said of the last batch; the last key
+        self.reply = None  # the reply to the open request for a chunk
+        self.told = []  # feedback that is sent with the next request
+        # facts of its replay about the last batch; the last key
         self.facts = None
         self.newest = -1
 
     def warn_of_silence(self):
-        "Warn if there was no answer for `patience` seconds, and when the time has doubled"
+        "Warn if there was no answer for `patience` seconds, and each time the time has doubled"
         silent = monotonic() - self.since
         if silent < self.patience:
             return
@@ -374,12 +374,12 @@ class Worker(Saves):
         warnings.warn(
             problem(
                 'Parallel',
-                f'worker {self.info.rank} of {self.info.world_size} has given no answer for '
+                f'worker {self.info.rank} of {self.info.world_size} has not answered for '
                 f'{silent:.0f} seconds',
                 self.link.doing(),
                 'an answer, or its end',
                 'wait, or end it: with `restarts=` '
-                'another takes its place; ordered=False goes on with the others',
+                'a new one replaces it; ordered=False continues with the others',
             ),
             RuntimeWarning,
             stacklevel=2,

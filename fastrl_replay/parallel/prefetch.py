@@ -19,24 +19,24 @@ from ..steps.states import anything, checked, flag, listed
 # %% ../../nbs/parallel/prefetch.ipynb #547ce90c
 @stage('prefetch')
 class Prefetch(Holding):
-    "Draws the next batches of a replay in a thread, while the learner computes with this one"
+    "Stage that samples the next batches of a replay in a thread while the learner computes"
 
     _buffers = '_drawn', '_thread'
 
     def __init__(
         self,
         source,  # a replay
-        ahead: int = 1,  # batches that may wait ready
-        device=None,  # where batches are brought; None: they stay where they are
+        ahead: int = 1,  # number of batches to sample in advance
+        device=None,  # device to which batches are copied; None: they are not copied
     ):
         if not getattr(source, 'draws_batches', False):
             raise ArgumentTypeError(
                 'Prefetch',
-                'its source',
+                'its source must be a replay',
                 type(source).__name__,
-                'a replay',
+                None,
                 'put it directly after the replay; '
-                'chains: .parallel(1) or torchdata.nodes.Prefetcher',
+                'for other chains use .parallel(1) or torchdata.nodes.Prefetcher',
             )
         self.ahead = as_integer('Prefetch', 'ahead', ahead, 1)
         super().__init__(source)
@@ -46,7 +46,7 @@ class Prefetch(Holding):
     def __iter__(self):
         wait(self._drawn)
         due = self.source.due_batches()
-        self._at_end = self._starts_at_end()  # True: only what was drawn is left
+        self._at_end = self._starts_at_end()  # True: only batches that were sampled before are left
         while self._begin(due):
             failure = self._drawn[0].exception()  # waits; an interrupt here loses nothing
             item = None if failure else self._bring(self._drawn[0].result())
@@ -60,13 +60,13 @@ class Prefetch(Holding):
         self._drawn = deque()  # futures
         self._thread = None
 
-    def _close(self):  # what was drawn is yielded by the next pass
+    def _close(self):  # sampled batches are yielded by the next pass
         if self._thread is not None:
             self._thread.shutdown()
         self._thread = None
 
-    def _begin(self, due) -> bool:  # is there a batch?
-        "Begin as many draws as may be ahead and are due"
+    def _begin(self, due) -> bool:  # True if there is a batch
+        "Begin as many samples as are due and allowed in advance"
         while not self._at_end and len(self._drawn) <= self.ahead:
             item = next(due, self)
             if item is self:
@@ -74,7 +74,7 @@ class Prefetch(Holding):
                 break
             lock = self.source.order_draws()
             if lock.last not in self._drawn:
-                lock.wait()  # for what another thread was told
+                lock.wait()  # for feedback from other threads
             # a fork has no thread
             if self._thread is None or self._owner != os.getpid():
                 self._owner = os.getpid()
@@ -85,7 +85,7 @@ class Prefetch(Holding):
 
     def _make(self, lock, item):  # in the thread
         if item is None:
-            with lock.lock:  # who holds it doesn't wait for draws
+            with lock.lock:  # the holder of this lock does not wait for samples
                 item = self.source.sample()
         if (self.device or '').startswith('cuda'):
             item = _of_batch(item, lambda b: b.pin_memory())
@@ -97,19 +97,19 @@ class Prefetch(Holding):
         return item
 
     def snapshot(self) -> dict:  # plain data and tensors
-        "The batches that were drawn and not yielded"
+        "Return the batches that were sampled and not yielded"
         drawn = [d.result() for d in self._drawn if d.exception() is None]
         return dict(drawn=pack_items(drawn), over=self._at_end)
 
     def check_state(self, state):
-        "The same with blocks"
+        "Return a saved state with blocks"
         state = checked('Prefetch', dict(drawn=listed(anything), over=flag), state)
-        # each with its batch, whose keys it must have
+        # each with its batch, which must have its keys
         drawn = [(item, next(batches_in(item))) for item in unpack_items(state['drawn'])]
         return dict(state, drawn=drawn)
 
     def restore(self, state):
-        "Continue where `state` was saved"
+        "Restore a saved state"
         wait(self._drawn)
         self._drawn.clear()
         now = getattr(self.source, 'keys_now', lambda keys: keys)
@@ -124,5 +124,5 @@ class Prefetch(Holding):
 
 # %% ../../nbs/parallel/prefetch.ipynb #c7187511
 def _of_batch(item, f):
-    "`f` of the batch, which with `return_idxs` is the first of two"
+    "Apply `f` to the batch, which with `return_idxs` is the first of two"
     return (f(item[0]), *item[1:]) if isinstance(item, tuple) else f(item)

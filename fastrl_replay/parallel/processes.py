@@ -16,15 +16,15 @@ from .engines import Served, Weights, format_error, write
 
 # %% ../../nbs/parallel/processes.ipynb #74191acf
 def _work(ours, conn, lines, ends, *args):
-    "What a worker process does"
-    ours.close()  # so that the end of the main process is noticed
+    "Run a worker process"
+    ours.close()  # so that it notices the end of the main process
     # PR_SET_PDEATHSIG
     if ends and sys.platform == 'linux':
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    # it may have workers, which leave when it does
+    # it may have workers, which end with it
     mp.current_process()._config['daemon'] = False
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable(2)  # a crash in C leaves a traceback on stderr, too
+    faulthandler.enable(2)  # a crash in C also leaves a traceback on stderr
     served = Served(*args)
     # until the other side is gone
     with suppress(EOFError, OSError):
@@ -35,27 +35,27 @@ def _work(ours, conn, lines, ends, *args):
 
 # %% ../../nbs/parallel/processes.ipynb #0b6ee429
 class _Reply:
-    "What a process will answer to a request"
+    "Future answer of a process to a request"
 
     data = None
 
     def __init__(self, link):
         self.link = link
 
-    def done(self) -> bool:  # is it there, or will it never be?
+    def done(self) -> bool:  # True if the answer is there, or will never come
         return self.data is not None or self.link.over or not self.link.process.is_alive()
 
 
 class _Process:
-    "A worker process, seen from the main process"
+    "Worker process, as the main process uses it"
 
     def __init__(self, context, info, seed, data, weights, chunk):
         self.conn, theirs = context.Pipe()
-        # what a request and one that was interrupted read; and how many requests there were
+        # the lines that a request and an interrupted one read; the number of requests
         self.lines = [weights.line().share_memory_() for _ in range(2)]
         self.views = [weights.tensors(line) for line in self.lines]
         self.n = 0
-        # the end of another thread would end it
+        # the end of a different thread would end it
         ends = threading.current_thread() is threading.main_thread()
         self.process = context.Process(
             target=_work,
@@ -64,7 +64,7 @@ class _Process:
         )
         self.process.start()
         theirs.close()
-        self.over = False  # has the pipe ended?
+        self.over = False  # True if the pipe has ended
         self.sending = threading.Lock()
         self.requests = SimpleQueue()
         self.news = SimpleQueue()  # wakes `wait`
@@ -78,27 +78,27 @@ class _Process:
                 reply.data = self.conn.recv_bytes()
                 self.news.put(None)
             self.conn.send(None)
-        with self.sending:  # a closed file's number may soon be another's
+        with self.sending:  # the number of a closed file may be reused
             self.conn.close()
         self.over = True
         self.news.put(None)
 
     def request(self, what, feedback, tensors, *args):
-        "Ask, with these weights; return the reply"
+        "Send a request with these weights; return the reply"
         i = self.n % 2
         self.n += 1
         write(self.views[i], tensors)
-        # bytes: to send a tensor would open a file
+        # as bytes: sending a tensor would open a file
         request = pickle.dumps((what, feedback, args)), i
         reply = _Reply(self)
-        # not in the thread, which may wait 5 ms until it runs; if it fails, the process has ended
+        # not in the thread, which may need 5 ms to start; if it fails, the process has ended
         with suppress(OSError), self.sending:
             self.conn.send(request)
         self.requests.put(reply)
         return reply
 
-    def result(self, reply) -> tuple:  # the request (None: it ended), the answer, what went wrong
-        "What `wait` has waited for"
+    def result(self, reply) -> tuple:  # the request (None: it ended), the answer, the error
+        "Return the result of a reply that is done"
         if reply.data is None:
             self.thread.join(1)  # it may be reading
         if reply.data is None:
@@ -109,7 +109,7 @@ class _Process:
             return None, None, format_error(e)
 
     def kill(self):
-        "End it at once"
+        "End the process at once"
         self.requests.put(None)
         self.process.kill()
         self.process.join()
@@ -122,32 +122,33 @@ class _Process:
         code = self.process.exitcode
         how = f'exit code {code}'
         if code is None:
-            how = 'it had closed its pipe'
+            how = 'it closed its pipe'
         elif code < 0:
             how = f'signal {signal.Signals(-code).name}'
-        return f'process {self.process.pid} ended without a word: {how}'
+        return f'process {self.process.pid} ended without an error message: {how}'
 
 # %% ../../nbs/parallel/processes.ipynb #5f003979
 class Processes:
-    "Workers are processes of this machine"
+    "Engine whose workers are processes of this machine"
 
     weights = Weights
 
     def __init__(
         self,
-        method: str = None,  # start of processes: 'fork', 'spawn', 'forkserver'; None: the default
+        # start method of processes: 'fork', 'spawn', 'forkserver'; None: the default
+        method: str = None,
         patience: float = 300.0,  # seconds until a warning names a silent worker
     ):
         self.patience = number('Processes', 'patience', patience)
         self.method = choice('Parallel', 'method', method, (None, *mp.get_all_start_methods()))
 
     def start(self, *args):
-        # its threads can't be forked
+        # its threads cannot be forked
         method = self.method or ('forkserver' if 'ray' in sys.modules else None)
         return _Process(mp.get_context(method), *args)
 
     def wait(self, replies, seconds: float = 1) -> list:
-        "Wait for these answers; return those that are there, or will never be"
+        "Wait for these replies; return those that are done"
         news = SimpleQueue()
         for reply in replies:
             reply.link.news = news
@@ -157,7 +158,7 @@ class Processes:
         return [reply for reply in replies if reply.done()]
 
     def end(self, links):
-        "End worker processes: their chains are closed if that takes no longer than five seconds"
+        "End worker processes; their chains are closed if that takes at most five seconds"
         limit = monotonic() + 5
         try:
             for w in links:

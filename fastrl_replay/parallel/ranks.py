@@ -23,37 +23,39 @@ from ..steps.states import anything, checked, exactly
 
 # %% ../../nbs/parallel/ranks.ipynb #16a24fdf
 class RankError(FastrlError, RuntimeError):
-    "Another learner has ended, or does not answer"
+    "Error of a learner whose peers have ended or do not answer"
 
 
 class Ranks:
-    "The learners that torchrun has started, of which this process is one; alone without torchrun"
+    "Learners that torchrun has started, one of which is this process; alone without torchrun"
 
     rank = local = 0  # the number of this process among all, and on its machine
-    _own = None  # did this object begin the process group? None: there are no others
+    _own = None  # True if this object began the process group; None: there is none
 
     def __init__(
         self,
-        timeout: float = 1800.0,  # seconds per message; more than a rank works alone (evaluations)
-        alone: int = None,  # be rank 0 of this many ranks, and talk to no other
+        # seconds for a message; must exceed the time that a rank works alone, as in evaluations
+        timeout: float = 1800.0,
+        # be rank 0 of this number of ranks, without communication; None: use torchrun's
+        alone: int = None,
     ):
         self.timeout = timedelta(seconds=number('Ranks', 'timeout', timeout, 0.001))
         self.size = 1 if alone is None else alone
         self._held = ExitStack()
-        launched = os.environ.get('WORLD_SIZE', '1') != '1'  # by torchrun, or something like it
+        launched = os.environ.get('WORLD_SIZE', '1') != '1'  # by torchrun or a similar launcher
         if alone is None and (launched or dist.is_initialized()):
             self._connect()
 
     @property
     def leads(self) -> bool:
-        "Is it the one that writes down what happens?"
+        "Return True for the rank that writes files and prints"
         return self.rank == 0
 
     def _connect(self):
-        "Meet the others"
+        "Connect to the other ranks"
         self._own = not dist.is_initialized()
         if self._own:
-            # by NCCL on GPUs where each process of this machine has its own
+            # with NCCL on GPUs if each process of this machine has its own
             here = int(os.environ.get('LOCAL_WORLD_SIZE', 1))
             nccl = dist.is_nccl_available() and torch.cuda.device_count() >= here
             backend = 'cpu:gloo,cuda:nccl' if nccl else 'gloo'
@@ -76,23 +78,23 @@ class Ranks:
         except RuntimeError as e:
             raise RankError(
                 'Ranks',
-                f'rank {self.rank} of {self.size} waits for the others; gone: {self._missing()}',
+                f'rank {self.rank} of {self.size} waits for others; missing: {self._missing()}',
                 ' '.join(str(e).split())[:160],
-                remedy='look for the first error among the outputs of the ranks, then begin again '
+                remedy='find the first error in the outputs of the ranks, then restart '
                 'from the last checkpoint, as torchrun --max-restarts=3 does',
             ) from e
 
     def _missing(self) -> str:
-        "Return which ranks don't say within some seconds that they are here"
-        missing = [0]  # which keeps the store
+        "Return the ranks that do not report within some seconds"
+        missing = [0]  # rank 0 keeps the store
         with suppress(RuntimeError):
             self._store.set(f'here/{self.rank}', 'yes')
             time.sleep(PATIENCE)
             missing = [r for r in range(self.size) if not self._store.check([f'here/{r}'])]
-        return ', '.join(f'rank {r}' for r in missing) or 'none, all of them answer'
+        return ', '.join(f'rank {r}' for r in missing) or 'none, all ranks answer'
 
     def gather(self, x) -> list:  # by rank
-        "What each rank said; `x` is plain data"
+        "Return a value from each rank; `x` is plain data"
         if self._own is None:
             return [x]
         found = [None] * self.size
@@ -103,7 +105,7 @@ class Ranks:
         self,
         tensors,  # on one device
     ):
-        "Replace tensors by their means over all ranks, in place: one message for all of them"
+        "Replace tensors by their means over all ranks, in place and in one message"
         tensors = list(tensors)
         if self._own is None or not tensors:
             return
@@ -125,7 +127,7 @@ class Ranks:
             self._call(dist.broadcast, t.detach(), 0)
 
     def close(self):
-        "Leave the others"
+        "Leave the group of ranks"
         if self._own and dist.is_initialized():
             dist.destroy_process_group()
         self._own = None
@@ -142,9 +144,9 @@ class Ranks:
 
     def sync(
         self,
-        pipe: Pipe,  # a chain with rounds and rank weights that ends with these or with a learner
+        pipe: Pipe,  # a chain with rounds and rank weights that ends in these or in a learner
     ) -> Pipe:  # the same chain
-        "Check that all ranks have one chain; give it its own seeds and the networks of rank 0"
+        "Check that all ranks have the same chain; give it its own seeds and the networks of rank 0"
         stages = [*_stages_of(pipe)]
         replay = _checked_replay(pipe, stages)
         learner = None if isinstance(pipe, RankWeights) else pipe
@@ -166,7 +168,7 @@ class Ranks:
         return pipe
 
     def _compare(self, mine):
-        "Raise in each rank if settings that must be the same are not"
+        "Raise in each rank if settings differ that must be equal"
         for rank, theirs in enumerate(self.gather(mine)):
             for name in mine | theirs:
                 here = mine.get(name, 'none')
@@ -174,18 +176,18 @@ class Ranks:
                 if here != there:
                     raise ArgumentError(
                         'Ranks',
-                        f'sync: {name}',
+                        f'sync: {name} differs between ranks',
                         f'{there} in rank {rank}',
                         f'{here}, as in rank {self.rank}',
-                        'the same chain in each rank; what differs among them is its seed',
+                        'make the same chain in each rank; only seeds may differ',
                     )
 
 
-PATIENCE = 5.0  # seconds in which the others must answer when a message has failed
+PATIENCE = 5.0  # seconds in which the other ranks must answer after a message has failed
 
 
 def _end_with(launcher):
-    "In a thread: end this process if its launcher was killed and cannot end it"
+    "End this process, from a thread, if its launcher was killed and cannot end it"
     while os.getppid() == launcher:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -193,19 +195,22 @@ def _end_with(launcher):
 # %% ../../nbs/parallel/ranks.ipynb #9d8b7866
 @stage('rounds')
 class Rounds(Collected):
-    "Blocks of `rows` rows of all ranks in step, with one journal for all; all ranks end together"
+    "Stage that synchronizes ranks: blocks of `rows` rows each, one joint journal, a common end"
 
     takes_any_item = False
-    stop = False  # does this rank want to stop? Whoever wants it sets this
-    stopping = False  # did any rank want to, when this block was made?
+    stop = False  # set it to True to stop all ranks
+    stopping = False  # True if any rank wanted to stop when this block was made
 
     def __init__(
         self,
-        source,  # a pipe of blocks; a journal above it counts steps and returns, or else its rows
-        ranks,  # as `Ranks`
-        rows: int = 1,  # that each rank adds at a time: as many as it has environments, say
-        max_steps: float = float('inf'),  # end when all together have made so many
-        max_episodes: float = float('inf'),  # end when so many of their episodes have ended
+        # a pipe of blocks; a journal above it counts steps and returns, otherwise its rows count
+        source,
+        ranks,  # a `Ranks`
+        rows: int = 1,  # rows that each rank adds at a time, such as its number of environments
+        # end when all ranks together have made this number of steps
+        max_steps: float = float('inf'),
+        # end when all ranks together have finished this number of episodes
+        max_episodes: float = float('inf'),
     ):
         super().__init__(Gather(source, rows, exact=True), max_steps, max_episodes)
         self.ranks = ranks
@@ -238,7 +243,7 @@ class Rounds(Collected):
 # %% ../../nbs/parallel/ranks.ipynb #1a2acffa
 @stage('rank_weights')
 class RankWeights(Pipe):
-    "Brings weights of batches to a scale that is that of the memories of all ranks"
+    "Stage that brings the weights of batches to the scale of the memories of all ranks"
 
     takes_any_item = True
     synced = False
@@ -246,7 +251,7 @@ class RankWeights(Pipe):
     def __init__(
         self,
         source,  # a replay
-        ranks,  # as `Ranks`
+        ranks,  # a `Ranks`
     ):
         super().__init__(source)
         self.ranks = ranks
@@ -255,8 +260,8 @@ class RankWeights(Pipe):
         if not self.synced:
             raise ArgumentError(
                 'RankWeights',
-                'a chain that was not compared with those of the other ranks',
-                remedy='for … in ranks.sync(pipe)',
+                'the chain was not compared with those of the other ranks',
+                remedy='iterate over ranks.sync(pipe)',
             )
         for item in self.source:
             for batch in batches_in(item):
@@ -265,7 +270,7 @@ class RankWeights(Pipe):
 
     def weigh(
         self,
-        batch,  # as the replay has just drawn it
+        batch,  # as the replay has just sampled it
     ):
         "Scale its weights, in place"
         weight = each_of(batch)['weight']
@@ -286,7 +291,7 @@ def _stages_of(pipe):
 
 
 def _checked_replay(pipe, stages):
-    "Return the replay of a chain; raise where the chain can't be one of several"
+    "Return the replay of a chain; raise if the chain cannot be one of several"
     replay = pipe.drawn_from if isinstance(pipe, Pipe) else None
     if isinstance(replay, Replay):
         in_step = isinstance(replay.source, Rounds) or not replay.has_source
@@ -294,16 +299,16 @@ def _checked_replay(pipe, stages):
             return replay
     raise ArgumentError(
         'Ranks',
-        'sync',
+        'sync cannot use this chain',
         ', '.join(type(s).__name__ for s in reversed(stages)),
         'a replay with .rounds(ranks, rows=…) directly above it, .rank_weights(ranks) directly '
         'below it, and then nothing or a learner with gradients, such as .dqn',
-        'leave out .prefetch, mixtures, and .parallel below the replay',
+        'remove .prefetch, mixtures, and .parallel below the replay',
     )
 
 
 def _settings(stages) -> dict:  # stage.setting → text
-    "Return what the stages of a chain were made with: numbers, texts and schedules, but for seeds"
+    "Return the arguments of the stages of a chain, without seeds: numbers, texts and schedules"
     found = {}
     for s in stages:
         for name in inspect.signature(type(s).__init__).parameters:
@@ -315,7 +320,7 @@ def _settings(stages) -> dict:  # stage.setting → text
 
 
 def _tell(pipe, stages, info):
-    "Let a chain know which rank it is of; a policy stays on its device"
+    "Tell a chain its rank; a policy stays on its device"
     policies = [s.policy for s in stages if hasattr(getattr(s, 'policy', None), 'in_worker')]
     devices = [getattr(policy, 'device', None) for policy in policies]
     pipe.in_worker(info)

@@ -21,12 +21,12 @@ def _ray():
 
 # %% ../../nbs/parallel/ray_engine.ipynb #e26279d8
 class _Stored(Weights):
-    "Weights whose newest version is in the store of the cluster"
+    "Weights whose newest version is in the object store of the cluster"
 
     newest = ref = None
 
     def store(self, tensors):
-        "Return these numbers, or what finds them in the store"
+        "Return these weights, or their reference in the store"
         line = self.line()
         write(self.tensors(line), tensors)
         if len(line) < 2**15:  # Ray sends small arguments with the request, which is faster
@@ -38,50 +38,51 @@ class _Stored(Weights):
 
 # %% ../../nbs/parallel/ray_engine.ipynb #03d6e71b
 class _Actor(Served):
-    "A worker, where Ray has placed it"
+    "Worker as an actor"
 
     def answer(self, words, line):
         return super().answer(words, torch.tensor(line))
 
 # %% ../../nbs/parallel/ray_engine.ipynb #e09222cf
 class _Remote:
-    "An actor, seen from the main process"
+    "Actor, as the main process uses it"
 
     def __init__(self, actor, weights):
         self.actor = actor
         self.weights = weights
 
     def request(self, what, feedback, tensors, *args):
-        "Ask, with these weights; return the reference of the answer"
+        "Send a request with these weights; return the reference of the answer"
         words = pickle.dumps((what, feedback, args))
         return self.actor.answer.remote(words, self.weights.store(tensors))
 
-    def result(self, reply) -> tuple:  # the request (None: it ended), the answer, what went wrong
-        "What `wait` has waited for"
+    def result(self, reply) -> tuple:  # the request (None: it ended), the answer, the error
+        "Return the result of a reply that is done"
         try:
             return pickle.loads(_ray().get(reply))
-        except Exception as e:  # the actor has died, or its answer can't be read
+        except Exception as e:  # the actor died, or its answer cannot be read
             return None, None, f'{type(e).__name__}: {str(e).strip() or "the actor died"}'
 
     def doing(self):
         return 'it is busy, or no machine of the cluster has room for it'
 
     def kill(self):
-        "End it at once, wherever it is"
+        "End the actor at once"
         _ray().kill(self.actor, no_restart=True)
 
 # %% ../../nbs/parallel/ray_engine.ipynb #84609bf8
 class RayEngine:
-    "Workers are actors of a Ray cluster"
+    "Engine whose workers are actors of a Ray cluster"
 
-    weights = _Stored  # they go to the object store, from which workers take them
+    weights = _Stored  # in the object store, from which workers take them
 
     def __init__(
         self,
-        num_cpus: float = 1,  # that a worker needs; nested workers run within these
-        num_gpus: float = 0,  # GPUs that each worker needs
-        resources: dict = None,  # others, by name
-        address: str = None,  # of a cluster, or 'auto'; None: RAY_ADDRESS, the latest, or a new one
+        num_cpus: float = 1,  # CPUs that a worker needs; nested workers run within these
+        num_gpus: float = 0,  # GPUs that a worker needs
+        resources: dict = None,  # further resources, by name
+        # of a cluster, or 'auto'; None: RAY_ADDRESS, the latest cluster, or a new one
+        address: str = None,
         patience: float = 300.0,  # seconds until a warning names a silent worker
     ):
         self.needs = dict(
@@ -94,7 +95,7 @@ class RayEngine:
 
     @property
     def cluster(self):
-        "Ray, connected"
+        "Return the module `ray`, connected"
         ray = _ray()
         if _forks:
             raise RuntimeError(
@@ -102,7 +103,7 @@ class RayEngine:
                     'RayEngine',
                     'Ray does not work in a fork of a process that uses it',
                     f'process {os.getpid()}',
-                    remedy="start it by 'spawn' or 'forkserver', workers of a DataLoader by "
+                    remedy="start it with 'spawn' or 'forkserver', workers of a DataLoader with "
                     "multiprocessing_context='spawn'",
                 )
             )
@@ -118,11 +119,11 @@ class RayEngine:
         return _Remote(actor, weights)
 
     def wait(self, replies, seconds: float = 1) -> list:
-        "Wait for these answers; return those that are there, or will never be"
+        "Wait for these replies; return those that are done"
         return _ray().wait(replies, timeout=seconds)[0]
 
     def end(self, links):
-        "End actors: their chains are closed where that takes no longer than five seconds"
+        "End actors; their chains are closed if that takes at most five seconds"
         ray = _ray()
         if not ray.is_initialized():
             return
@@ -134,7 +135,7 @@ class RayEngine:
                 w.kill()
 
 # %% ../../nbs/parallel/ray_engine.ipynb #d8fba954
-_forks = []  # this process, if it is a fork of one that was connected
+_forks = []  # this process, if it is a fork of a connected one
 
 
 def _note_fork():

@@ -31,29 +31,29 @@ from ..steps.locks import DrawOrderLock
 
 # %% ../../nbs/parallel/service.ipynb #5e2f002b
 class NotEnoughDraws(FastrlError, RuntimeError):
-    "Rows that were not taken, because those before them have not been drawn from"
+    "Error of rows that wait too long because earlier rows were not sampled enough"
 
 
 class ServiceError(FastrlError, RuntimeError):
-    "The service has been stopped, or does not respond"
+    "Error of a service that was stopped, or does not respond"
 
 
 class Shard:
-    "One part of a served memory: a replay in an actor, whose calls wait for rows or for draws"
+    "Part of a served replay buffer: an actor whose calls wait for rows or for samples"
 
     def __init__(
         self,
         data: bytes,  # the pickle of the replay
-        rank: int,  # which part, from 0
-        n_shards: int,  # how many parts there are
-        ahead: int,  # rows that may be added before batches have used them
+        rank: int,  # number of the part, from 0
+        n_shards: int,  # number of parts
+        ahead: int,  # number of rows that may be added before batches have used them
     ):
         self.data = data
         self.rank = rank
         self.n_shards = n_shards
         self.ahead = ahead
         self.replay = None
-        # the time in µs: a restarted shard gives out no key of a row that it has lost
+        # the time in µs, so that a restarted shard does not reuse keys of lost rows
         self.first_key = int(time() * 1e6)
         # rows that allow batches, and batches
         self.rows = 0
@@ -63,7 +63,7 @@ class Shard:
         self.env_numbers = {}
 
     async def call(self, method: str, *args) -> tuple:
-        "Return the first key of the memory, and what a method returns or raises"
+        "Return the first key of the memory, and the result or error of a method"
         try:
             if self.replay is None:
                 self.open()
@@ -76,27 +76,27 @@ class Shard:
         "Open the memory at the first call"
         replay = pickle.loads(self.data)
         replay.in_worker(WorkerInfo(self.rank, self.n_shards))
-        replay.is_shard = False  # a batch is of one shard, and so are its weights
+        replay.is_shard = False  # a batch comes from one shard, and so do its weights
         replay.return_idxs = False
         self.known_envs = max(replay.memory.environments.ids, default=-1) // self.n_shards + 1
         self.replay = replay
 
     def may_draw(self, n) -> bool:
-        "May a batch of `n` be drawn now?"
+        "Return True if a batch of `n` may be sampled now"
         replay = self.replay
         if len(replay) < replay.needed(n) or replay.memory.added < (replay.warmup or 0):
             return False
         return replay.ratio is None or int(self.rows * as_fraction(replay.ratio)) > self.batches
 
     def may_add(self, n) -> bool:
-        "May `n` rows be added now?"
+        "Return True if `n` rows may be added now"
         ratio = self.replay.ratio
         if ratio is None or not self.may_draw(self.replay.bs):
             return True
         return self.rows + n - self.batches / ratio <= self.ahead
 
     async def wait_until(self, ready, limit, error, what):
-        "Wait until `ready()`; raise `error` after `limit` seconds"
+        "Wait until `ready()` returns True; raise `error` after `limit` seconds"
         end = monotonic() + limit
         while not ready():
             if monotonic() >= end:
@@ -104,20 +104,19 @@ class Shard:
                 raise error(
                     f'shard {self.rank} of {self.n_shards}',
                     what,
-                    f'{len(replay)} {replay.unit}; {self.rows} rows count for '
-                    f'{self.batches} batches',
+                    f'{len(replay)} {replay.unit}; {self.rows} rows allow {self.batches} batches',
                     f'ratio={replay.ratio}, warmup={replay.warmup}, ahead={self.ahead}',
-                    'see that collectors add rows and a learner draws, '
-                    'or connect(…, limit=) to wait longer',
+                    'make sure that collectors add rows and a learner samples, '
+                    'or wait longer with connect(…, limit=)',
                 )
             await asyncio.sleep(0.001)
 
     async def settings(self) -> tuple:
-        "Return what a program must know: the number of shards and the batch size"
+        "Return the number of shards and the batch size"
         return self.n_shards, self.replay.bs
 
     async def join(self) -> int:
-        "Return how many collectors have joined before this one"
+        "Return how many collectors joined before this one"
         self.collectors += 1
         return self.collectors - 1
 
@@ -125,7 +124,7 @@ class Shard:
         "Add a block as soon as it may be added, and return its keys"
         n = len(steps)
         await self.wait_until(
-            lambda: self.may_add(n), limit, NotEnoughDraws, f'a block of {n} has to wait'
+            lambda: self.may_add(n), limit, NotEnoughDraws, f'a block of {n} rows waited too long'
         )
         keys = self.replay.add(self.renumbered(program, steps))
         beyond = self.replay.memory.added - (self.replay.warmup or 0)
@@ -144,9 +143,9 @@ class Shard:
         return steps
 
     async def sample(self, limit, n) -> bytes:
-        "Draw a batch as soon as one is due, and return its pickle"
+        "Sample a batch as soon as one is due, and return its pickle"
         await self.wait_until(
-            lambda: self.may_draw(n), limit, NotEnoughRows, f'no batch of {n} is due'
+            lambda: self.may_draw(n), limit, NotEnoughRows, f'no batch of {n} became due'
         )
         batch = self.replay.sample(n).to('cpu')
         self.batches += 1
@@ -155,7 +154,7 @@ class Shard:
         return pickle.dumps(batch)
 
     async def update(self, keys, td):
-        "Update priorities; keys from before a restart are counted as stale"
+        "Set priorities from TD errors; keys from before a restart are counted as stale"
         keys = keys // self.n_shards - self.first_key
         current = keys >= 0
         self.replay.stale += int((~current).sum())
@@ -163,17 +162,17 @@ class Shard:
             self.replay.update_priorities(keys[current], td[current])
 
     async def look(self, f, *args):
-        "Return what a function returns for the replay"
+        "Return the result of a function for the replay"
         return f(self.replay, *args)
 
     async def close(self):
-        "Write to disk what is kept in files"
+        "Flush files to the disk"
         self.replay.flush()
         self.replay.close()
 
 # %% ../../nbs/parallel/service.ipynb #5e2f002c
 _NAMESPACE = 'fastrl_replay'  # of names in the cluster
-PATIENCE = 60.0  # seconds for a shard to respond: it may be restarting
+PATIENCE = 60.0  # seconds in which a shard must respond; it may be restarting
 
 
 def _cluster(address):
@@ -187,13 +186,17 @@ def _actor_names(ray):
 
 
 def _shard(ray, name, rank):
-    "Return the actor of a shard; raise an error that names the services that exist"
+    "Return the actor of a shard; raise an error that names the existing services"
     try:
         return ray.get_actor(f'{name}/{rank}', namespace=_NAMESPACE)
     except ValueError:
         known = sorted({a.rpartition('/')[0] for a in _actor_names(ray)})
         raise ArgumentError(
-            'connect', 'no service has this name', name, known, f'replay.serve({name!r})'
+            'connect',
+            'no service has this name',
+            name,
+            known,
+            f'start it with replay.serve({name!r})',
         ) from None
 
 
@@ -202,7 +205,7 @@ def _counts(replay):
 
 
 class Service(OwnSteps):
-    "A memory in a cluster, which other programs use, too"
+    "Replay buffer in a cluster, which several programs share"
 
     draws_batches = True
     has_source = False
@@ -211,9 +214,9 @@ class Service(OwnSteps):
 
     def __init__(
         self,
-        name: str,  # under which it is served
-        limit: float = 60.0,  # seconds that a call waits, for rows or for draws
-        address: str = None,  # of the cluster; None: the connected one, or the one here
+        name: str,  # the name of the service
+        limit: float = 60.0,  # seconds that a call waits for rows or samples
+        address: str = None,  # of the cluster; None: the connected one, or the one on this machine
     ):
         super().__init__()
         self.name = name
@@ -229,7 +232,7 @@ class Service(OwnSteps):
         return self.stats()['drawable']
 
     def due_batches(self):
-        "Batches may be drawn without end"
+        "Yield without end: batches are always due"
         while True:
             yield
 
@@ -238,8 +241,8 @@ class Service(OwnSteps):
         self._actors = []
         self._first_keys = {}  # of each shard, to notice a restart
         self._program = os.urandom(8)
-        self._rank = None  # the shard that this program adds to
-        self._turn = 0  # of the shards, to draw from
+        self._rank = None  # the shard to which this program adds
+        self._turn = 0  # the next shard to sample
         self.lock = DrawOrderLock()
 
     def _open(self):
@@ -253,7 +256,7 @@ class Service(OwnSteps):
         self._actors = []
 
     def _call(self, rank, *words):
-        "Return what a method of a shard returns, or raise its error"
+        "Return the result of a method of a shard, or raise its error"
         self._open()
         ray = _cluster(self.address)
         try:
@@ -262,15 +265,15 @@ class Service(OwnSteps):
         except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as e:
             raise ServiceError(
                 self.name,
-                f'shard {rank} ended, or does not respond',
+                f'shard {rank} ended or does not respond',
                 type(e).__name__,
-                remedy=f'see that the cluster has room; or replay.serve({self.name!r}) and connect '
+                remedy=f'make room in the cluster, or replay.serve({self.name!r}) and connect '
                 'again',
             ) from None
         if self._first_keys.setdefault(rank, first_key) != first_key:
             self._first_keys[rank] = first_key
             text = f'shard {rank} of {self.shards} was restarted, and its rows are lost'
-            remedy = 'serve a store with a path: rows in files are not lost'
+            remedy = 'serve a store with a path, whose rows are not lost'
             warnings.warn(problem(self.name, text, remedy=remedy), RuntimeWarning, stacklevel=3)
         if isinstance(result, Exception):
             raise result
@@ -279,23 +282,23 @@ class Service(OwnSteps):
     def add(
         self,
         steps: Steps,  # a block, or one row
-    ) -> np.ndarray:  # the rows' keys
-        "Add rows once draws have used enough earlier ones; add all of a block or nothing"
+    ) -> np.ndarray:  # the keys of the rows
+        "Add rows once enough earlier ones were sampled; add all of a block or none"
         if self._rank is None:
             self._rank = self._call(0, 'join') % self.shards
         return self._call(self._rank, 'add', self.limit, self._program, steps)
 
     def give(self, steps) -> np.ndarray:  # the keys of new rows
-        "Add the rows of a step, which count once they were added"
+        "Add the rows of a step"
         keys = self.add(steps) if len(steps) else np.zeros(0, np.int64)
         self.rows.done()
         return keys
 
     def sample(
         self,
-        n: int = None,  # how many in this batch; None: as the replay was made
+        n: int = None,  # rows in this batch; None: the `bs` of the replay
     ) -> Steps:
-        "Draw a batch from the next shard whose rows so far allow one"
+        "Sample a batch from the next shard that has enough rows"
         n = self.bs if n is None else as_integer('Service', 'batch size', n, 1)
         end = monotonic() + self.limit
         batch = None
@@ -313,23 +316,23 @@ class Service(OwnSteps):
 
     def update_priorities(
         self,
-        keys,  # of what was drawn: the batch's `index`
-        td,  # TD errors, a tensor or an array
+        keys,  # the keys of the rows: the batch's `index`
+        td,  # TD errors, one for each key (tensor or array)
     ):
-        "Update priorities in the shards; skip and count keys whose rows were overwritten"
+        "Set priorities from TD errors in the shards; count errors of overwritten rows as stale"
         keys, td = as_feedback('Service', keys, td)
         with self.lock:
             for rank, mine in by_shard(keys, self.shards):
                 self._call(rank, 'update', keys[mine], td[mine])
 
-    def stats(self) -> dict:  # numbers by name, and under `shards` the statistics of each replay
+    def stats(self) -> dict:  # numbers by name; `shards` has the statistics of each replay
         "Return counts of rows and batches, over all programs"
         shards = self.ask_shards(_counts)
         names = 'rows', 'drawable', 'inserted', 'batches', 'stale'
         return dict({k: sum(s[k] for s in shards) for k in names}, shards=shards)
 
     def order_draws(self):
-        "The lock that keeps draws in order"
+        "Return the lock that keeps samples in order"
         return self.lock
 
     def stop(self):
@@ -337,19 +340,21 @@ class Service(OwnSteps):
         stop_service(self.name, self.address)
 
     def ask_shards(self, f, *args) -> list:
-        "Return what a function returns for the replay of each shard, where it is"
+        "Return the results of a function for the replay of each shard, called in its actor"
         return [self._call(rank, 'look', f, *args) for rank in range(self.shards)]
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0033
 @patch
 def serve(
     self: Replay,
-    name: str,  # by which programs connect to it
-    shards: int = 1,  # parts, each an actor with `max_sz` rows
-    ahead: int = 1000,  # with `ratio`: rows that each shard takes before batches have used them
-    engine: RayEngine = None,  # cluster, and needs of a shard; None: the running one, and a CPU
+    name: str,  # the name under which programs connect to it
+    shards: int = 1,  # number of parts, each an actor with `max_sz` rows
+    # with `ratio`: number of rows that each shard takes before batches have used them
+    ahead: int = 1000,
+    # cluster, and resources of a shard; None: the running cluster, and one CPU
+    engine: RayEngine = None,
 ) -> Service:  # connected to it
-    "Keep this memory in a Ray cluster, under a name, until the service is stopped"
+    "Serve this replay in a Ray cluster under a name, until the service is stopped"
     engine = engine or RayEngine(address='auto')
     shards = as_integer('serve', 'shards', shards, 1)
     ahead = as_integer('serve', 'ahead', ahead, 1)
@@ -357,10 +362,10 @@ def serve(
     if self.has_source:
         raise ArgumentError(
             who,
-            'serve: it has a source',
+            'a replay with a source cannot be served',
             type(self.source).__name__,
             'source=None',
-            'let collectors run the chain above it, and add its blocks to connect(name)',
+            'run the chain above it in collectors, and add its blocks to connect(name)',
         )
     data = cloudpickle.dumps(self)
     how = dict(max_restarts=-1, max_task_retries=-1, max_concurrency=1000, **engine.needs)
@@ -373,9 +378,9 @@ def serve(
     except ValueError:
         raise ArgumentError(
             who,
-            'serve: the name is taken',
+            'serve: there is already a service of this name',
             name,
-            remedy=f'connect({name!r}) to use what is there, or stop_service({name!r}) before',
+            remedy=f'use it with connect({name!r}), or call stop_service({name!r}) first',
         ) from None
     try:
         service = connect(name, address=engine.address)
@@ -387,21 +392,21 @@ def serve(
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0034
 def connect(
-    name: str,  # under which a memory is served
-    limit: float = 60.0,  # seconds that a call waits, for rows or for draws
-    address: str = None,  # of the cluster; None: the connected one, or the one here
+    name: str,  # the name of the service
+    limit: float = 60.0,  # seconds that a call waits for rows or samples
+    address: str = None,  # of the cluster; None: the connected one, or the one on this machine
 ) -> Service:
-    "A memory that is served in this cluster"
+    "Connect to a replay buffer that is served in this cluster"
     return Service(name, limit, address)
 
 
 def stop_service(
     name: str,  # of a service
-    address: str = None,  # of its cluster
+    address: str = None,  # of its cluster; None: the connected one, or the one on this machine
 ):
-    "End a service; rows in files remain"
+    "End a service; rows in files are kept"
     ray = _cluster(address)
-    _shard(ray, name, 0)  # or an error
+    _shard(ray, name, 0)  # or raise
     names = [a for a in _actor_names(ray) if a.rpartition('/')[0] == name]
     for actor_name in names:
         with suppress(ValueError):

@@ -13,21 +13,21 @@ from ..steps.batches import each_of
 
 # %% ../../nbs/parallel/shards.ipynb #a73d3e3f
 def by_shard(
-    keys: np.ndarray,  # as they are given out
-    n: int,  # how many shards there are
-) -> list:  # pairs of a shard and the places of its keys
-    "Which keys are of which shard"
+    keys: np.ndarray,  # keys over all shards
+    n: int,  # number of shards
+) -> list:  # pairs of a shard and the positions of its keys
+    "Return which keys belong to which shard"
     rank = keys % n
-    # a batch has keys of one, mostly, and to sort takes longer
+    # most batches have keys of one shard, and sorting takes longer
     found = np.unique(rank) if (rank != rank[:1]).any() else rank[:1]
     return [(int(r), rank == r) for r in found]
 
 # %% ../../nbs/parallel/shards.ipynb #62087405
 def scale_of(
     replay,  # a shard
-    weight,  # of its rows in a batch that was drawn just now
+    weight,  # of its rows in the batch just sampled
 ) -> dict:
-    "Return sum of priorities, β and largest weight; β is 0 if the weights are right as they are"
+    "Return sum of priorities, β and largest weight; β is 0 if the weights need no scaling"
     sampler = replay.sampler
     beta = replay.beta if replay.is_shard else 0
     if callable(beta):
@@ -44,9 +44,9 @@ def scale_of(
 
 def facts_of(
     drawn_from,  # a replay, or a mixture of replays
-    batch,  # that was drawn just now
+    batch,  # the batch just sampled
 ) -> dict:  # numbers; `parts`: the scale of each replay
-    "Return what other shards must know of a batch, and counts"
+    "Return counts, and what other shards need to know about a batch"
     each = each_of(batch)
     main, replays, weights = drawn_from, [drawn_from], [each['weight']]
     if isinstance(drawn_from, Mixture):
@@ -65,11 +65,11 @@ def facts_of(
 
 
 def weight_scales(
-    facts,  # what a shard says of a batch
-    share: float,  # how likely it is that a batch is one of this shard
-    drawable,  # how many rows of each replay can be drawn in all shards
-) -> tuple:  # an array, for each replay; the largest weight that this shard can give
-    "What brings weights of a shard to the scale of all shards"
+    facts,  # of a shard about a batch
+    share: float,  # probability that a batch comes from this shard
+    drawable,  # sampleable rows of each replay, over all shards
+) -> tuple:  # an array, for each replay; the largest weight that this shard can have
+    "Return the factors that bring the weights of a shard to the scale of all shards"
     # no mass: no rows
     scales = [
         (n * share / p['mass']) ** -p['beta'] if p['beta'] and p['mass'] else 1.0

@@ -33,16 +33,16 @@ from ..replay.views import as_feedback
 
 # %% ../../nbs/parallel/stage.ipynb #992018f1
 def _end(engine, workers, owner):
-    "End workers, unless this process is a copy of the one that they belong to"
+    "End workers, unless this process is a copy of the one that owns them"
     if os.getpid() == owner:
         engine.end([w.link for w in workers])
 
 # %% ../../nbs/parallel/stage.ipynb #4d42828f
 @stage('parallel')
 class Parallel(Pipe):
-    "Copies of the chain above, in workers; a second pass continues where the last one stopped"
+    "Stage that runs copies of the chain above in workers; each pass continues the last one"
 
-    # `news` of journals in workers, where `Collected` asks for them
+    # `news` of journals in workers, which `Collected` reads
     takes_any_item = True
     news = None
     _buffers = (
@@ -58,13 +58,17 @@ class Parallel(Pipe):
 
     def __init__(
         self,
-        source,  # the chain that workers run; it begins with a stepper
-        num_workers: int = 2,  # how many copies; 0: run the chain here
-        chunk: int = 4,  # items that travel together
-        method: str = None,  # start of processes: 'fork', 'spawn', 'forkserver'; None: the default
-        restarts: int = 0,  # how many failed or crashed workers to restart; the next ends the run
-        engine='process',  # what runs them: 'process', 'ray', or an engine
-        ordered: bool = True,  # chunks in turn, reproducibly; False: from any worker that is ready
+        source,  # the chain that workers run, which begins with a stepper
+        num_workers: int = 2,  # number of copies; 0: run the chain in this process
+        chunk: int = 4,  # number of items in one message
+        # start method of processes: 'fork', 'spawn', 'forkserver'; None: the default
+        method: str = None,
+        # number of failed or crashed workers to restart; a further failure ends the run
+        restarts: int = 0,
+        # what runs workers: 'process', 'ray', or an engine such as `RayEngine(num_cpus=2)`
+        engine='process',
+        # True: items come in a reproducible order; False: from any worker that is ready
+        ordered: bool = True,
     ):
         super().__init__(source)
         self.num_workers = as_integer('Parallel', 'num_workers', num_workers)
@@ -81,7 +85,7 @@ class Parallel(Pipe):
         self.draws_batches = isinstance(source, Pipe) and source.drawn_from is not None
         # of a shard: the number that its key 0 has here
         self._first_keys = np.zeros(self.num_workers, np.int64)
-        # what was loaded, until the next pass; how many workers were restarted
+        # a loaded state, until the next pass; the number of restarts
         self._state = None
         self.restarted = 0
         self._fresh()
@@ -90,19 +94,19 @@ class Parallel(Pipe):
         self._workers = []
         self._finalizer = None
         self._owner = os.getpid()
-        # what is handed on, and whose turn is next
+        # the chunk that is passed on, and the next worker
         self._chunk = new_chunk()
         self._turn = 0
         self._lock = DrawOrderLock()  # for `prefetch`
-        # items handed on, and how many others since each was asked for
+        # items passed on, and how many others since each was requested
         self.given = self.lag_sum = self.lag_max = 0
-        self.stale = 0  # keys that were told of when their workers had been ended
+        self.stale = 0  # keys with feedback whose workers had ended
         # seconds that this process waited for workers
         self.waited = 0.0
 
     def _open(self):
-        "See that there are workers; give them what was saved of others"
-        # this is a copy of the process that they belong to
+        "Start workers if there are none, and give them a loaded state"
+        # a copy of the process that owns them
         if self._owner != os.getpid():
             self._fresh()
         if self._workers or not self.num_workers:
@@ -125,7 +129,7 @@ class Parallel(Pipe):
             raise
 
     def _close(self):
-        "End the workers; the next pass starts new ones, whose keys follow those already given out"
+        "End the workers; the next pass starts new ones, whose keys follow those already assigned"
         for w in self._workers:
             self._first_keys[w.info.rank] += w.newest + 1
         try:
@@ -150,12 +154,12 @@ class Parallel(Pipe):
         yield from self.due_batches()
 
     def due_batches(self):
-        "A pass: what workers made, a chunk of one after a chunk of another"
+        "Run a pass: chunks of the workers, one after the other"
         if not self.num_workers:
             yield from self.source
             return
         self._open()
-        # the last one was broken off just there
+        # the last pass was left exactly at its end
         if self._passed() and not self._state:
             self._end_pass()
         self._state = None
@@ -176,20 +180,20 @@ class Parallel(Pipe):
             self.given += 1
             self.lag_sum += w.lag
             self.lag_max = max(self.lag_max, w.lag)
-            del chunk['items'][0]  # no call, which Ctrl-C could come after
+            del chunk['items'][0]  # not a call, after which Ctrl-C could come
             yield item
             if self._workers is not workers:
                 raise RuntimeError(
                     problem(
                         'Parallel',
-                        'its workers were ended, or others restored, in the middle of a pass',
-                        remedy='begin another pass',
+                        'its workers were ended or restored during the pass',
+                        remedy='begin a new pass',
                     )
                 )
         self._end_pass()
 
     def _passed(self):
-        "Has all of this pass been handed on?"
+        "Return True if all items of this pass were passed on"
         return not self._chunk['items'] and all(w.over and not w.chunk for w in self._workers)
 
     def _end_pass(self):
@@ -199,7 +203,7 @@ class Parallel(Pipe):
             self._turn = 0
 
     def _begin_chunk(self):
-        "Take the chunk that is handed on next, and ask its worker for the next"
+        "Take the next chunk to pass on, and request the next one from its worker"
         error = self._chunk['error']
         if error is not None:
             rank = self._workers[self._turn - 1].info.rank
@@ -208,7 +212,7 @@ class Parallel(Pipe):
                 'Parallel', f'worker {rank} of {self.num_workers} failed', error.rstrip()
             )
         if self.draws_batches:
-            # before the first batch, each shard must have said what it is like
+            # before the first batch, each shard must have reported its facts
             for w in self._workers:
                 if w.facts is None and w.reply is not None and not w.info.restart:
                     self._fetch(w)
@@ -227,7 +231,7 @@ class Parallel(Pipe):
             self._ask(w)
 
     def _next_worker(self):
-        "Return the next worker in turn whose pass goes on; if unordered, the first that is ready"
+        "Return the next worker whose pass is not over; if unordered, the first that is ready"
         turns = self._workers[self._turn :] + self._workers[: self._turn]
         live = [w for w in turns if w.chunk or not w.over]
         if self.ordered:
@@ -242,16 +246,17 @@ class Parallel(Pipe):
             seconds = 1
 
     def _ask(self, w):
-        """Let a worker make a chunk, with the newest weights, unless it does, or one waits
+        """Request a chunk with the newest weights, unless one is requested or waiting.
 
-        Past the end of its pass, a restored worker would begin the next one."""
+        Past the end of its pass, a restored worker would begin the next one.
+        """
         if w.over or w.chunk or w.reply is not None:
             return
         with interrupts_wait():
             w.reply = self._request(w, 'next', self.given)
 
     def _request(self, w, what, *args):
-        "Send a request, weights, and the feedback so far; return what finds the answer"
+        "Send a request, weights, and the feedback so far; return the reply"
         w.since = monotonic()
         w.patience = self._engine.patience
         told = w.told
@@ -269,7 +274,7 @@ class Parallel(Pipe):
         return [w for w, reply in replies.items() if reply in done]
 
     def _fetch_all(self):
-        "Wait for all chunks that were asked for"
+        "Wait for all requested chunks"
         for w in self._workers:
             if w.reply is not None:
                 self._fetch(w)
@@ -315,15 +320,15 @@ class Parallel(Pipe):
             problem(
                 'Parallel',
                 f'worker {rank} of {self.num_workers} failed, restart {self.restarted} of '
-                f'{self.restarts}' + (f', {lost} rows of its memory are lost' if lost else ''),
+                f'{self.restarts}' + (f', {lost} rows of its buffer are lost' if lost else ''),
                 error.splitlines()[0],
             ),
             RuntimeWarning,
             stacklevel=2,
-        )  # last, because it may be an error
+        )  # last, because it may raise
 
     def _result(self, w, asked, *args):
-        "Return the answer of a worker without open requests; restart a crashed one and ask again"
+        "Return the answer of a worker without open requests; restart a crashed one and repeat"
         while True:
             with interrupts_wait():
                 reply = self._request(w, asked, *args)
@@ -343,10 +348,10 @@ class Parallel(Pipe):
 
     def update_priorities(
         self,
-        keys,  # of what was drawn: the batch's `index`
-        td,  # what was learned of each: TD errors, a tensor or an array
+        keys,  # the keys of the rows: the batch's `index`
+        td,  # TD errors, one for each key (tensor or array)
     ):
-        "Tell the shards how wrong the learner was; what is gone by now is left out"
+        "Set priorities from TD errors in the shards; errors of rows that are gone are dropped"
         if not self.num_workers:
             return self.source.drawn_from.update_priorities(keys, td)
         keys, td = as_feedback('Parallel', keys, td)
@@ -362,24 +367,24 @@ class Parallel(Pipe):
             w = self._workers[rank]
             if own.max() > w.newest:
                 key = keys[mine][own.argmax()]
-                raise StaleKey('Parallel', f'key {key} was never given out')
+                raise StaleKey('Parallel', f'key {key} is unknown')
             told.append((w, own, td[mine]))
         for w, own, errors in told:
-            # keys that it had in an earlier life are stale
+            # keys that it had before a restart are stale
             there = own >= 0
             w.stale += int((~there).sum())
             if there.any():
                 w.told.append((own[there], errors[there]))
 
     def _weigh(self, w, chunk):
-        "Bring the weights of the batches of this chunk to a scale that is that of all shards"
+        "Bring the weights of the batches in this chunk to the scale of all shards"
         w.facts = chunk['facts'][-1]
         known = [v for v in self._workers if v.facts is not None]
         shares = {v: 1 / len(known) for v in known}
-        if not self.ordered:  # as it turned out
+        if not self.ordered:  # for unordered chunks
             shares = {v: (v.given + 1) / (self.given + len(known)) for v in known}
         every = zip(*(v.facts['parts'] for v in known))
-        # drawable rows of each replay; without mixtures, the same factor for all weights
+        # sampleable rows of each replay; without mixtures, the same factor for all weights
         drawable = [sum(p['drawable'] for p in parts) for parts in every]
         tops = [weight_scales(v.facts, shares[v], drawable)[1] for v in known if v is not w]
         for batch, own in zip(batches_in(chunk['items']), chunk['facts']):
@@ -388,10 +393,10 @@ class Parallel(Pipe):
             replay = rows['replay'] if len(scales) > 1 else 0
             rows['weight'] *= (scales / max([top, *tops]))[replay]
 
-    def stats(self) -> dict:  # numbers by name, and under `workers` such a dict for each
+    def stats(self) -> dict:  # numbers by name; `workers` has such a dict for each worker
         "Return counts: items, lag of weights (in items) and bound, waits, restarts, losses, rows"
         bound = (self.num_workers + 1) * self.chunk - 1 if self.num_workers else 0
-        # one may be slow
+        # a worker may be slow
         if self.num_workers > 1 and not self.ordered:
             bound = math.inf
         workers = [self._worker_stats(w) for w in self._workers]
@@ -411,7 +416,7 @@ class Parallel(Pipe):
         )
 
     def _worker_stats(self, w):
-        "Of one worker; rows as its replay had them when it drew its last batch"
+        "Return the numbers of one worker; rows as of its last batch"
         line = dict(items=w.given, weights_age=w.lag, restarts=w.info.restart)
         if self.draws_batches:
             names = 'rows', 'rows_in', 'row_age', 'rows_counted', 'stale'
@@ -420,7 +425,7 @@ class Parallel(Pipe):
         return line
 
     def ask_shards(self, f, *args) -> list:
-        "Return what a function returns for the replay of each shard, where it is"
+        "Return the results of a function for the replay of each shard, called in its worker"
         self._open()
         self._fetch_all()
         return [self._result(w, 'look', f, *args) for w in self._workers]
@@ -434,7 +439,7 @@ class Parallel(Pipe):
         chunks = [self._chunk, *(w.chunk for w in self._workers)]
         for chunk in chunks:
             if chunk and chunk['error'] is not None:
-                raise WorkerError('Parallel', "a worker failed, and can't be saved", chunk['error'])
+                raise WorkerError('Parallel', "a worker failed and cannot be saved", chunk['error'])
         workers = [
             dict(state=self._result(w, 'save'), restart=w.info.restart, noted=w.snapshot())
             for w in self._workers
@@ -450,7 +455,7 @@ class Parallel(Pipe):
         )
 
     def check_state(self, state):
-        "An error where a checkpoint is of other workers"
+        "Return a saved state; raise if it belongs to different workers"
         if not state or not self.num_workers:
             return
         n = self.num_workers
@@ -474,13 +479,13 @@ class Parallel(Pipe):
         self._state = state or None
 
     def _load_workers(self, state):
-        "Give new workers what was saved of the old ones"
+        "Load a saved state into new workers"
         n = self.num_workers
         for w, saved in zip(self._workers, state['workers']):
             self._result(w, 'load', saved['state'])
             w.restore(saved['noted'])
         chunks = unpack_items(state['chunks'])
-        # keys that were given out here are not given again
+        # keys that were assigned here are not assigned again
         for batch in batches_in(chunks):
             index = each_of(batch).rows['index']
             index += n * self._first_keys[index % n]
@@ -492,7 +497,7 @@ class Parallel(Pipe):
         self.given, self.lag_sum, self.lag_max, self.stale = state['counts']
 
     def order_draws(self):
-        "The lock that keeps draws in order"
+        "Return the lock that keeps samples in order"
         return self._lock
 
 # %% ../../nbs/parallel/stage.ipynb #511ebe34

@@ -15,20 +15,25 @@ from .replay import PARTS, Replay
 # %% ../../nbs/replay/experience.ipynb #2730152d
 @stage('experience_replay')
 class ExperienceReplay(Replay):
-    "Keeps the last `max_sz` rows and yields batches of `bs`, drawn uniformly or by `sampler`"
+    "Replay buffer of the last `max_sz` rows that yields uniformly sampled batches"
 
     @delegates(Replay.__init__, but=PARTS)
     def __init__(
         self,
-        source=None,  # a pipe of Steps; None: rows come from `add`, and iterating never ends
+        # a pipe that yields `Steps`; None: add rows with `add` or `add_step`, and iterating never
+        # ends
+        source=None,
         bs: int = 1,  # rows in a batch
-        max_sz: int = 1_000_000,  # rows in memory
+        max_sz: int = 1_000_000,  # capacity in rows; a full buffer overwrites its oldest rows
         *,
-        replacement: bool = False,  # may a batch hold a row twice?
-        seed: int = None,  # of the draws; None: different draws each time
-        sampler: Sampler = None,  # which rows to draw; None: all with the same probability
-        store: Store = None,  # how rows become bytes; None: whole rows in main memory
-        **kwargs,  # when a batch is due
+        # if True, a batch can contain a row more than once; if False, its rows are distinct
+        replacement: bool = False,
+        seed: int = None,  # seed of the sampler; None: a random one
+        # a `Sampler` that chooses the rows; None: all rows are equally likely
+        sampler: Sampler = None,
+        # where and how rows are stored, such as `Frames()`; None: `Rows()`, whole rows in RAM
+        store: Store = None,
+        **kwargs,  # when batches are due and what is yielded, as for `Replay`
     ):
         self.seed = seed
         self.replacement = replacement

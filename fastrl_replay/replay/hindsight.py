@@ -35,7 +35,7 @@ _u = np.uint64
 
 @njit
 def follow_links(back, link, keys, table):
-    "Enter rows from the first key to before the second; the third is the oldest; return the next"
+    "Enter rows from the first key up to the second into `table`; return the next key"
     followed, inserted, oldest = keys
     ring = len(table)
     for key in range(max(followed, oldest), inserted):
@@ -44,7 +44,7 @@ def follow_links(back, link, keys, table):
         here.first, here.place, here.ahead = key, 0, 0
         if 0 < step <= key - oldest:
             if link[(key - step) % ring] != step:
-                return key  # links back and forward disagree
+                return key  # the links back and forward disagree
             before = table[(key - step) % ring]
             here.first, here.place, before.ahead = before.first, before.place + 1, step
     return inserted
@@ -52,7 +52,7 @@ def follow_links(back, link, keys, table):
 # %% ../../nbs/replay/hindsight.ipynb #b1563231
 @njit
 def episode_end(key, table):
-    "The last row of its episode so far, which is noted in the rows on the way"
+    "Return the last row so far of the episode of a row, and note it in the rows on the way"
     ring = len(table)
     end = key
     while table[end % ring].ahead:
@@ -66,7 +66,7 @@ def episode_end(key, table):
 
 @njit
 def episode_start(last, oldest, table):
-    "Return the first row of its episode that is still there"
+    "Return the first row of the episode that is still in the buffer"
     ring = len(table)
     first = table[last % ring].first
     key = max(first, oldest)
@@ -77,7 +77,7 @@ def episode_start(last, oldest, table):
 
 @njit
 def row_between(first, last, bits, table):
-    "Draw a row of an episode, from the row `first` to `last`, by random bits"
+    "Sample a row of an episode, from `first` to `last`, by random bits"
     ring = len(table)
     start, end = table[first % ring], table[last % ring]
     many = end.place - start.place
@@ -101,7 +101,7 @@ _FINAL, _EPISODE = 1, 2  # among them
 
 @njit
 def choose_goals(keys, oldest, table, seed, count, share, strategy, out):
-    "Which rows get other goals, and those of which rows, into the two rows of `out`; how many"
+    "Choose the rows to relabel and the rows that give their goals; return how many there are"
     chosen, goals = out
     ring = len(table)
     n = 0
@@ -128,8 +128,8 @@ def choose_goals(keys, oldest, table, seed, count, share, strategy, out):
 
 # %% ../../nbs/replay/hindsight.ipynb #7f72c9e0
 def _found(env, name):
-    "A method of an environment, or of a wrapper around it; None: it has none"
-    # those of a vector environment
+    "Return a method of an environment or of a wrapper around it, or None if it has none"
+    # the sub-environments of a vector environment
     envs = getattr(getattr(env, 'unwrapped', env), 'envs', None)
     if envs:
         env = envs[0]
@@ -141,10 +141,10 @@ def _found(env, name):
 
 
 def goal_functions(
-    who: str,  # who asks
-    given,  # a function, or what has `compute_reward`, and perhaps `compute_terminated`
-) -> dict:  # functions of (achieved_goal, desired_goal, info), by the column that they give
-    "Return what gives the reward of an outcome under any goal, and whether the task is over then"
+    who: str,  # the name for errors
+    given,  # a function, or an environment with `compute_reward` and perhaps `compute_terminated`
+) -> dict:  # functions of (achieved_goal, desired_goal, info), by the column that they compute
+    "Return the functions that compute reward and termination of an outcome under any goal"
     found = {name: _found(given, f'compute_{name}') for name in ('reward', 'terminated')}
     if found['reward'] is not None:
         return {name: f for name, f in found.items() if f is not None}
@@ -160,51 +160,51 @@ def goal_functions(
 
 # %% ../../nbs/replay/hindsight.ipynb #62377b31
 def stepped_env(
-    who: str,  # who asks
-    pipe,  # that gives its rows
-):  # the first of the environments
-    "An environment that the chain above steps in this process"
+    who: str,  # the name for errors
+    pipe,  # the pipe that yields the rows
+):  # the first of its environments
+    "Return an environment that a stage above steps in this process"
     remedy = 'reward=env.unwrapped with an environment of the same kind, or reward=function'
     while pipe is not None and not getattr(pipe, 'steps_envs', False):
         pipe = None if getattr(pipe, 'source_elsewhere', False) else upstream(pipe)
     if pipe is None:
-        what = 'reward=None, and no environments above are stepped in this process'
+        what = 'reward=None needs a stage above that steps environments in this process'
         raise ArgumentError(who, what, remedy=remedy)
     found = pipe.opened_envs()
     if found and _found(found[0], 'compute_reward'):
         return found[0]
     raise ArgumentError(
         who,
-        'reward=None, and the environments have no compute_reward',
+        'reward=None needs environments with a method compute_reward',
         found[0] if found else None,
-        'one that gymnasium-robotics might have',
+        'a goal environment, as in gymnasium-robotics',
         'reward=function of (achieved_goal, desired_goal, info)',
     )
 
 # %% ../../nbs/replay/hindsight.ipynb #03258a9f
 def _refuse_merged(who, pipe):
-    "Raise where the rows of this pipe are of several steps"
-    # some of torch's have several sources
+    "Raise if the rows of this pipe merge several steps"
+    # some of torch's pipes have several sources
     while pipe is not None and not hasattr(pipe, 'datapipes'):
         if isinstance(pipe, NStep):
             raise ArgumentError(
                 who,
-                '.n_step above it',
-                'sums of rewards',
-                'rewards of single steps, which another goal can change',
-                'leave .n_step out',
+                'hindsight replay cannot follow .n_step',
+                'sums of several rewards',
+                'the reward of one step, which can be recomputed for a different goal',
+                'remove .n_step',
             )
         pipe = upstream(pipe)
 
 
 def outcomes_of(
-    who: str,  # who asks, for errors
-    name: str,  # of the function
-    f,  # a function of (achieved_goal, desired_goal, info)
-    achieved,  # [n, …]
-    desired,  # [n, …]
+    who: str,  # the name for errors
+    name: str,  # the name of the function
+    f,  # the function, of (achieved_goal, desired_goal, info)
+    achieved,  # achieved goals [n, …]
+    desired,  # desired goals [n, …]
 ) -> np.ndarray:  # [n]
-    "Return what such a function gives for these rows; one that gives a single number gets each row"
+    "Call such a function for these rows, one by one if it returns a single number"
     x = np.asarray(f(achieved, desired, {}))
     if not x.ndim:
         x = np.array([f(a, d, {}) for a, d in zip(achieved, desired)])
@@ -212,7 +212,7 @@ def outcomes_of(
         return x
     raise ArgumentError(
         who,
-        f'what {name} gives',
+        f'the result of {name}',
         f'{x.dtype} {list(x.shape)}',
         f'a finite number for each of {len(achieved)} rows',
         'reward=lambda A, D, info: np.array([f(a, d, info) for a, d in zip(A, D)])',
@@ -221,7 +221,7 @@ def outcomes_of(
 # %% ../../nbs/replay/hindsight.ipynb #b216324d
 @njit
 def _set_goals(batch, chosen, rows, which, places, achieved, desired):
-    "Write goals achieved by other rows into both states of chosen rows; copy outcomes and goals"
+    "Write goals into both states of the chosen rows; copy their outcomes and goals"
     achieved_at, desired_at, later_at, width = places
     goals = rows.ctypes.data + which * rows.shape[1] + achieved_at
     for goal in goals:
@@ -236,63 +236,65 @@ def _set_goals(batch, chosen, rows, which, places, achieved, desired):
 
 
 class Hindsight(Transitions):
-    "Rows of which a share have goals that were achieved later"
+    "View of single transitions, a fraction of which get goals that were achieved later"
 
     counted = True
 
     def __init__(
-        self,
+        self,  # fraction of rows that get a different goal, from 0 to 1
         share: float = 0.8,  # how likely a row gets another goal
-        strategy: str = 'future',  # goal of a 'future', the 'final', or any row of the 'episode'
-        seed: int = None,  # of these choices; None: others each time
+        # which row gives the goal: a later one ('future'), the last ('final') or any of the
+        # 'episode'
+        strategy: str = 'future',
+        seed: int = None,  # seed of these choices; None: a random one
     ):
         self.share = share
         self.strategy = strategy
         self.seed = seed
 
     def clear(self):
-        self.functions = {}  # of reward and terminated, once they are known
+        self.functions = {}  # functions that compute reward and termination, once they are known
         self.reseed(self.seed)
         self._table = np.zeros(0, STANDING)
         self._followed = 0
-        self._of = None  # the links that the table was made from, and how often they went back
-        self._compared = False  # were computed rewards compared with those of rows?
+        self._of = None  # the links that the table was made from, and how often they were rewound
+        self._compared = False  # True once computed rewards were compared with stored ones
 
     def reseed(self, seed):
-        "Choose other goals from now on"
+        "Set the seed of the choice of goals"
         self._seed = random_seed(None if seed is None else [*np.atleast_1d(seed).tolist(), 1])
         self._count = 0
 
-    nbytes = property(lambda self: self._table.nbytes, doc='Reserved, beside the memory')
+    nbytes = property(lambda self: self._table.nbytes, doc='Bytes reserved beside the store')
 
     def check_columns(self, dtype):
-        "Raise where rows have no goals that could be replaced"
+        "Raise if the states have no goals that can be replaced"
         Transitions.check_columns(self, dtype)
         names = dtype['state'].names or ()
         wanted = ('achieved_goal', 'desired_goal')
         if not set(wanted) <= set(names):
             raise BlockError(
                 self.who,
-                "column 'state'",
+                "column 'state' must be a dict with goals",
                 f'entries {", ".join(names)}' if names else dtype['state'],
-                f'entries {" and ".join(wanted)}, as environments of gymnasium-robotics have',
-                '.experience_replay, where there are no goals',
+                f'entries {" and ".join(wanted)}, as in gymnasium-robotics',
+                'use .experience_replay for states without goals',
             )
         goals = [dtype['state'][n] for n in wanted]
         if goals[0] != goals[1] or goals[0].names or dtype['next_state'] != dtype['state']:
             raise BlockError(
                 self.who,
-                "columns 'state' and 'next_state': kinds of the two goals",
+                "achieved_goal and desired_goal differ in dtype or shape",
                 f'{goals[0]} and {goals[1]}',
-                'arrays of the same kind, in states of the same kind',
+                'the same dtype and shape for both goals in both states',
             )
         if 'discount' in dtype.names:
             raise BlockError(
                 self.who,
-                "column 'discount': rows of several steps",
-                'sums of rewards',
-                'rewards of single steps, which another goal can change',
-                'leave .n_step out',
+                "column 'discount' shows that rows merge several steps",
+                'sums of several rewards',
+                'the reward of one step, which can be recomputed for a different goal',
+                'remove .n_step',
             )
 
     def _follow(self):
@@ -303,7 +305,7 @@ class Hindsight(Transitions):
             self._table = np.zeros(line.ring, STANDING)
             self._followed = 0
             self._on_device = self.memory.store.device is not None
-            # rows that can be read as they are
+            # rows that can be read directly
             self._stored = (
                 _as_bytes(store.columns)
                 if type(store) is ArrayRows and not store.outgrows
@@ -314,9 +316,9 @@ class Hindsight(Transitions):
             keys = self._followed, line.inserted, line.oldest
             key = self._followed = follow_links(line.back, line.link, keys, self._table)
             before = key - line.back[key % line.ring]
-            # if it is older, another process has overwritten it in the meantime
+            # if it is older, a different process has overwritten it in the meantime
             if key < keys[1] and before >= self.memory.oldest:
-                raise StateError(self.who, 'a memory with damaged links', f'key {key}')
+                raise StateError(self.who, 'the links of the buffer are damaged', f'key {key}')
 
     def _compare(self, batch):
         "Raise if most rewards recomputed for the rows' own goals differ"
@@ -329,16 +331,16 @@ class Hindsight(Transitions):
         if same.mean() < 0.5:
             raise ArgumentError(
                 self.who,
-                f'compute_reward gives other rewards than {(~same).sum()} of {len(same)} rows have',
+                f'compute_reward disagrees with the reward of {(~same).sum()} of {len(same)} rows',
                 f'{got[~same][0]:g}',
                 f'{given[~same][0]:g}',
-                'drop wrappers that change rewards, or give a function that does the same: '
+                'remove wrappers that change rewards, or pass a function that does the same: '
                 'reward=…',
             )
         self._compared = True
 
     def batch(self, keys, weights) -> Steps:
-        "The rows with these keys; a share of them with other goals"
+        "Return the rows with these keys, a fraction of them relabelled"
         self._follow()
         batch = self.memory.batch(keys, weights)
         if not self._compared:
@@ -353,9 +355,9 @@ class Hindsight(Transitions):
     def choose(
         self,
         keys,
-        share: float = None,  # how likely each gets another goal; None: as the view says
-    ) -> np.ndarray:  # [2, n]: positions among these keys, and the rows that achieved their goals
-        "Return which rows get other goals, and whose; the same until a batch is drawn"
+        share: float = None,  # fraction of rows that get a different goal; None: the view's own
+    ) -> np.ndarray:  # [2, n]: positions among these keys, and the rows that achieved the goals
+        "Return the rows to relabel and the rows that give goals; constant until the next batch"
         out = np.empty((2, len(keys)), np.int64)
         n = choose_goals(
             keys,
@@ -389,7 +391,7 @@ class Hindsight(Transitions):
         return achieved, desired
 
     def _give_goals_on_device(self, batch, chosen, goals):
-        "The same for batches on a device"
+        "Do the same as `_give_goals` for batches on a device"
         desired = self.memory.take(goals)['next_state']['achieved_goal']
         for n in 'state', 'next_state':
             batch[n]['desired_goal'][chosen] = desired
@@ -397,7 +399,7 @@ class Hindsight(Transitions):
         return achieved.cpu().numpy(), desired.cpu().numpy().copy()
 
     def _relabel(self, batch, chosen, goals):
-        "Give chosen rows goals that others achieved, with the rewards and ends that follow"
+        "Relabel chosen rows, and recompute their rewards and terminations"
         if self._on_device:
             chosen = torch.as_tensor(chosen, device=batch.device)
             achieved, desired = self._give_goals_on_device(batch, chosen, goals)
@@ -410,14 +412,14 @@ class Hindsight(Transitions):
                 batch.rows[name][chosen] = x
 
     def _outcomes(self, achieved, desired) -> dict:
-        "Return rewards, and ends if there is a function for them, of outcomes under goals"
+        "Return rewards, and terminations if there is a function for them, of outcomes under goals"
         return {
             name: outcomes_of(self.who, f'compute_{name}', f, achieved, desired)
             for name, f in self.functions.items()
         }
 
     def beside(self, keys) -> dict:  # lists
-        "A goal that each of these rows may get, of which row, and what follows"
+        "Return a goal that each of these rows may get, the row it comes from, and its reward"
         self._follow()
         goals = self.choose(keys, 1.0)[1]
         states = [self.memory.take(k).to('cpu').rows['next_state'] for k in (keys, goals)]
@@ -428,17 +430,17 @@ class Hindsight(Transitions):
         return found
 
     def snapshot(self) -> dict:
-        "Settings and RNG state"
+        "Return the settings and the state of the random number generator"
         return dict(settings=[self.strategy, self.share], seed=int(self._seed), count=self._count)
 
     def check_state(self, state):
-        "Raise where a saved view had other settings"
+        "Raise if a saved view has different settings"
         settings = exactly([self.strategy, self.share])
         form = dict(settings=settings, seed=integer(0, 2**64 - 1), count=integer())
         return checked(self.who, form, state)
 
     def restore(self, state):
-        "Continue where `snapshot` was taken"
+        "Restore a saved state"
         self._seed = np.uint64(state['seed'])
         self._count = state['count']
 
@@ -449,24 +451,35 @@ def _as_bytes(rows):
 # %% ../../nbs/replay/hindsight.ipynb #8e22ba8d
 @stage('hindsight_replay')
 class HindsightReplay(Replay):
-    "Keeps the last `max_sz` rows and yields batches of `bs`, a share with goals achieved later"
+    "Replay buffer for goal tasks (HER) that relabels part of each batch with achieved goals"
 
     @delegates(Replay.__init__, but=PARTS)
     def __init__(
         self,
-        source=None,  # a pipe of Steps; None: rows come from `add`, and iterating never ends
+        # a pipe that yields `Steps`; None: add rows with `add` or `add_step`, and iterating never
+        # ends
+        source=None,
         bs: int = 1,  # rows in a batch
-        max_sz: int = 1_000_000,  # rows in memory
+        max_sz: int = 1_000_000,  # capacity in rows; a full buffer overwrites its oldest rows
         *,
-        share: float = 0.8,  # how likely a row gets another goal
-        strategy: str = 'future',  # goal of a 'future', the 'final', or any row of the 'episode'
-        reward=None,  # f(achieved_goal, desired_goal, info), or an environment; None: the source's
-        replacement: bool = False,  # may a batch hold a row twice?
-        beta=None,  # exponent of a sampler's weights; a number, or a function of the batches so far
-        seed: int = None,  # of the draws; None: different draws each time
-        sampler: Sampler = None,  # which rows to draw; None: all with the same probability
-        store: Store = None,  # how rows become bytes; None: whole rows in main memory
-        **kwargs,  # when a batch is due
+        share: float = 0.8,  # fraction of rows that get a different goal, from 0 to 1
+        # which row gives the goal: a later one ('future'), the last ('final') or any of the
+        # 'episode'
+        strategy: str = 'future',
+        # f(achieved_goal, desired_goal, info) → rewards, or an environment with `compute_reward`;
+        # None: that of the environments above
+        reward=None,
+        # if True, a batch can contain a row more than once; if False, its rows are distinct
+        replacement: bool = False,
+        # exponent β of importance weights, or a function of the batches so far; None: all weights
+        # are 1
+        beta=None,
+        seed: int = None,  # seed of the sampler and of the goals; None: a random one
+        # a `Sampler` that chooses the rows; None: all rows are equally likely
+        sampler: Sampler = None,
+        # where and how rows are stored, such as `Frames()`; None: `Rows()`, whole rows in RAM
+        store: Store = None,
+        **kwargs,  # when batches are due and what is yielded, as for `Replay`
     ):
         who = 'HindsightReplay'
         self.share, self.strategy = (
@@ -497,10 +510,10 @@ class HindsightReplay(Replay):
 
     def sample_weighted(
         self,
-        n: int,  # rows
+        n: int,  # rows in the batch
         weigh,  # (probabilities, n, exponent) → weights
     ):  # the batch
-        "Draw a batch whose weights something else decides; the lock is held"
+        "Sample a batch with weights that the caller computes; the caller holds the lock"
         if not self.view.functions:
             who = 'HindsightReplay'
             given = stepped_env(who, self.source) if self.reward is None else self.reward

@@ -28,11 +28,11 @@ from ..steps.states import anything, checked, integer, listed, real
 
 # %% ../../nbs/replay/mixture.ipynb #684b5fb2
 def apportion(
-    shares,  # of each, which add up to 1
-    carried,  # rows that each still lacks from batches before
+    shares,  # the fraction of each replay; they sum to 1
+    carried,  # rows that each replay is short of from earlier batches
     n: int,  # rows in this batch
-) -> tuple:  # rows of each, and what each lacks then
-    "Whole rows of each, as near to their shares as can be"
+) -> tuple:  # rows of each replay, and what each is short of afterwards
+    "Divide the rows of a batch into whole numbers, as near to the shares as possible"
     want = np.asarray(carried) + np.asarray(shares) * n
     counts = np.floor(np.maximum(want, 0)).astype(np.int64)
     while counts.sum() < n:
@@ -43,13 +43,14 @@ def apportion(
 
 # %% ../../nbs/replay/mixture.ipynb #704cd994
 def raw_weights(
-    replay: Replay,  # of which rows are drawn
-    shard: bool,  # weigh by 1/priority, as shards do; else the mean over the memory is 1 at beta=1
-    tops: list,  # receives the largest weight in the memory if the replay has weight_norm='memory'
-):  # what `sample_weighted` takes
-    "Importance weights on an absolute scale"
+    replay: Replay,  # the replay that samples
+    # True: weights are 1/priority, as for shards; False: their mean over the buffer is 1 if β = 1
+    shard: bool,
+    tops: list,  # a list that receives the largest weight in the buffer if weight_norm='memory'
+):  # a function for `sample_weighted`
+    "Return a function that computes importance weights on an absolute scale"
 
-    def weigh(p, n, beta):  # when the sampler knows of all rows
+    def weigh(p, n, beta):  # if the sampler has all rows
         if beta is None:
             return np.ones(n)
         scale = replay.sampler.mass if shard else len(replay.view)
@@ -61,14 +62,15 @@ def raw_weights(
 
 # %% ../../nbs/replay/mixture.ipynb #b964eaa6
 class Mixture(Pipe):
-    "Batches from several replays, a share from each; TD errors go to the replay of their row"
+    "Batches mixed from several replay buffers; TD errors go to the buffer that holds the row"
 
     draws_batches = True
-    is_shard = False  # one of several, whose weights are brought to one scale
+    is_shard = False  # True for one of several shards, whose weights share one scale
 
     def __init__(
-        self,
-        replays,  # a dict: name → a replay; at most one of them has a source
+        self,  # a dict name → replay; at most one of them has a source
+        # a dict name → fraction, or a function of the batches so far that returns one; None: equal
+        replays,
         shares=None,  # a dict: name → share; a function: batches so far → such a dict; None: equal
         bs: int = None,  # rows in a batch; None: `bs` of the replay with a source, or of the first
     ):
@@ -78,7 +80,7 @@ class Mixture(Pipe):
         fed = [r for r in self.replays.values() if r.has_source]
         self.fed = fed[0] if fed else None
         super().__init__(self.fed)
-        # `or` would open it, on disk
+        # `or` would open a directory on disk
         first = next(iter(self.replays.values())) if self.fed is None else self.fed
         self.bs = first.bs if bs is None else as_integer('Mixture', 'bs', bs, 1)
         self.batches = 0
@@ -103,7 +105,7 @@ class Mixture(Pipe):
         return '\n'.join(lines)
 
     def _check_replays(self, replays):
-        "Raise where these can't be mixed"
+        "Raise if these replays cannot be mixed"
         several = isinstance(replays, dict) and len(replays) > 1
         if not several or not all(isinstance(r, Replay) for r in replays.values()):
             raise ArgumentTypeError(
@@ -116,14 +118,14 @@ class Mixture(Pipe):
         if len(fed) > 1:
             raise ArgumentError(
                 'Mixture',
-                'replays with a source',
+                'more than one replay has a source',
                 ', '.join(fed),
-                'at most one',
-                'fill the others by `add`',
+                'at most one of them',
+                'fill the others with `add`',
             )
 
     def shares_now(self) -> np.ndarray:  # in the order of the names
-        "The share of each replay in the next batch"
+        "Return the fraction of each replay in the next batch"
         shares = self.shares(self.batches) if callable(self.shares) else self.shares
         if shares is None:
             return np.full(len(self.replays), 1 / len(self.replays))
@@ -145,34 +147,37 @@ class Mixture(Pipe):
         self,
         steps: Steps,  # a block, or one row
         to: str,  # the name of a replay
-    ) -> np.ndarray:  # the rows' keys in it
+    ) -> np.ndarray:  # the keys of the rows in that replay
         "Add rows to one of the replays"
         return self._named(to).add(steps)
 
     def _named(self, name):
-        if name in [*self.replays]:  # a list: not every object can be a key
+        if name in [*self.replays]:  # a list, because not every object can be a key of a dict
             return self.replays[name]
         raise ArgumentError('Mixture', 'to', repr(name), f'one of {", ".join(self.replays)}')
 
     def add_step(
         self,
-        obs,  # of one environment or of each: a number, array, tensor, or a dict or tuple of these
-        action,  # what was done
-        reward,  # a number, or one for each environment
-        next_obs,  # the observation that followed
-        terminated,  # has the episode ended?
-        truncated=False,  # was it broken off?
+        # the observation: a number, array, tensor, or a dict or tuple of these; for a vector, of
+        # all
+        obs,
+        action,  # the action taken
+        reward,  # the reward, one for each environment of a vector
+        next_obs,  # the observation that `env.step` returned
+        terminated,  # the `terminated` flag of `env.step`
+        truncated=False,  # the `truncated` flag of `env.step`
         *,
-        to: str = None,  # the name of a replay; None: the one that has a source, or the first one
-        **how,  # env_id, final_obs, autoreset_mode and further columns, as for `Replay.add_step`
-    ) -> np.ndarray:  # the keys of new rows in it
-        "Add a step from your own loop, in one thread, to one of the replays"
+        to: str = None,  # the name of a replay; None: the one with a source, or the first
+        # `env_id`, `final_obs`, `autoreset_mode` and further columns, as for `Replay.add_step`
+        **how,
+    ) -> np.ndarray:  # the keys of the new rows in that replay
+        "Add a step from your own loop to one of the replays; call it from one thread only"
         first = next(name for name, r in self.replays.items() if self.fed in (None, r))
         name = first if to is None else to
         try:
             replay = self._named(name)
         except ArgumentError:
-            # the step is lost, whichever replay was meant
+            # the step is lost for every replay
             for r in self.replays.values():
                 r.step_rows.refused(reward, terminated, truncated, how.get('env_id', 0))
             raise
@@ -185,9 +190,9 @@ class Mixture(Pipe):
 
     def sample(
         self,
-        bs: int = None,  # how many rows in this batch; None: the stage's `bs`
+        bs: int = None,  # rows in this batch; None: the `bs` of the mixture
     ) -> Steps:  # with columns `replay`, `index` and `weight`
-        "Draw a batch; where one replay has too few rows, nothing is drawn"
+        "Sample a batch; raise `NotEnoughRows`, and sample nothing, if a replay has too few rows"
         n = self.bs if bs is None else as_integer('Mixture', 'batch size', bs, 1)
         counts, carried = apportion(self.shares_now(), self.carried, n)
         for (name, r), k in zip(self.replays.items(), counts.tolist()):
@@ -213,10 +218,10 @@ class Mixture(Pipe):
 
     def update_priorities(
         self,
-        keys,  # of what was drawn: the batch's `index`
-        td,  # what was learned of each: TD errors, a tensor or an array
+        keys,  # the keys of the rows: the batch's `index`
+        td,  # TD errors, one for each key (tensor or array)
     ):
-        "Route TD errors to the replays of their rows; errors that are refused change nothing"
+        "Set priorities from TD errors, in the replay that holds each row; on an error none is set"
         keys, td = as_feedback('Mixture', keys, td)
         many = len(self.replays)
         mine = [
@@ -229,27 +234,27 @@ class Mixture(Pipe):
         for r, k, t in mine:
             r.update_priorities(k, t)
 
-    def keys_now(self, keys):  # of a state that was loaded
-        "The same keys as they are now"
+    def keys_now(self, keys):  # keys from a state that was loaded
+        "Return the present keys of these rows"
         many = len(self.replays)
         moved = np.array([r.memory.moved for r in self.replays.values()])
         return keys + many * moved[keys % many]
 
     def check_errors(self, who, keys, td):
-        "Raise where one of the replays could not take errors of this form"
+        "Raise if one of the replays cannot take errors of this shape"
         for r in self.replays.values():
             r.check_errors(who, keys, td)
 
-    def stats(self) -> dict:  # name of a replay → its numbers
-        "The `stats` of each replay"
+    def stats(self) -> dict:  # a dict name of a replay → its numbers
+        "Return the `stats` of each replay"
         return {name: r.stats() for name, r in self.replays.items()}
 
     def due_batches(self):
-        "Take in the blocks of the source; yields, with nothing, whenever a batch is to be drawn"
+        "Add blocks of the source; yield, without a value, each time a batch is due"
         return repeat(None) if self.fed is None else self.fed.due_batches()
 
     def order_draws(self):
-        "Give all replays one lock, which keeps draws in the order in which they were begun"
+        "Give all replays one lock that keeps samples in the order of the calls"
         first, *others = self.replays.values()
         lock = first.order_draws()
         for r in others:
@@ -269,7 +274,7 @@ class Mixture(Pipe):
         if not isinstance(state['others'], dict) or state['others'].keys() != others.keys():
             raise StateError(
                 'Mixture',
-                'a saved mixture of other replays',
+                'the saved mixture has different replays',
                 ', '.join(map(str, state['others'])),
                 ', '.join(others),
             )
@@ -291,7 +296,7 @@ class Mixture(Pipe):
                 r.close()
 
     def _in_worker(self, info):
-        # the one that has a source is told once
+        # the replay with a source is told once
         for r in self.replays.values():
             r.in_worker(info)
         self.is_shard = any(r.is_shard for r in self.replays.values())
@@ -299,7 +304,7 @@ class Mixture(Pipe):
 # %% ../../nbs/replay/mixture.ipynb #552f19cf
 @lru_cache(maxsize=64)
 def _joint_dtype(kinds):
-    "Make the dtype of rows of several batches, with a column for their replay; they must be alike"
+    "Make the dtype of joint rows, with a column `replay`; raise if the batches are not alike"
     first = kinds[0]
     for kind in kinds:
         differ = {}
@@ -308,7 +313,7 @@ def _joint_dtype(kinds):
         for n, (x, y) in differ.items():
             raise BlockError(
                 'Mixture',
-                f'column {n!r} of {kind[0]!r}',
+                f'column {n!r} of {kind[0]!r} differs from the other replays',
                 y or 'missing',
                 f'{x or "none"}, as in {first[0]!r}',
                 'the same columns in all replays',
@@ -317,12 +322,14 @@ def _joint_dtype(kinds):
             forms = (
                 f'{k[3].__name__} {["n", *k[4]]}, {k[5]} of them burn-in' for k in (kind, first)
             )
-            raise BlockError('Mixture', f'batches of {kind[0]!r}', *forms)
+            raise BlockError(
+                'Mixture', f'batches of {kind[0]!r} differ from those of the other replays', *forms
+            )
     return extend_dtype(first[2], replay='i4')
 
 
 def _together(parts, many, names):
-    "Join batches of several replays"
+    "Join the batches of several replays"
     first = parts[0][1]
     each = [each_of(b) for _, b in parts]
     kinds = (

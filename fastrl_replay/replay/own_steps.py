@@ -27,8 +27,8 @@ from ..steps.numbering import MAX_ENVS
 from ..envs.slots import COUNTED, as_mode
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f006
-def as_array(x):  # anything that is no dict and no tuple
-    "A value of a step as an array; an array of objects if it has no numbers"
+def as_array(x):  # anything but a dict or tuple
+    "Return a value of a step as an array, of objects if it is not numeric"
     try:
         if isinstance(x, torch.Tensor):
             x = x.detach().cpu()
@@ -37,26 +37,26 @@ def as_array(x):  # anything that is no dict and no tuple
     except (TypeError, ValueError, RuntimeError):
         return np.empty(0, object)
     if a.dtype == bool:
-        a = a.view(np.uint8) != 0  # other bytes than 0 and 1 may be there
+        a = a.view(np.uint8) != 0  # bytes other than 0 and 1 may be there
     chosen = isinstance(x, (np.ndarray, np.generic))
     return a.astype(np.float32) if a.dtype.kind == 'f' and not chosen else a
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f009
 def first_dtype(
-    who: str,  # whose rows they are
-    values: dict,  # of a step, by the names of columns
-    n: int = None,  # how many environments; None: one, and values have no axis for it
+    who: str,  # the name for errors
+    values: dict,  # the values of a step, by column
+    n: int = None,  # number of environments; None: one, and values have no axis for it
 ) -> np.dtype:
-    "Make the dtype of rows for steps like this one"
+    "Return the dtype of rows for steps like this one"
 
     def leaf(x, name):
         if isinstance(x, (dict, tuple)) and len(x):
             return None
         a = as_array(x)
         if a.dtype.kind not in 'biuf':
-            raise ArgumentTypeError(who, name, f'{type(x).__name__} {x!r:.40}', 'numbers')
+            raise ArgumentTypeError(who, f'{name} must be numbers', f'{type(x).__name__} {x!r:.40}')
         if not a.size:
-            raise BlockError(who, f'{name}: no numbers', f'shape {list(a.shape)}')
+            raise BlockError(who, f'{name} is empty', f'shape {list(a.shape)}')
         return np.dtype((a.dtype, a.shape if n is None else a.shape[1:]))
 
     others = 'reward', 'next_state', 'terminated', 'truncated'
@@ -74,31 +74,33 @@ _ANY = spaces.Discrete(1)
 # %% ../../nbs/replay/own_steps.ipynb #6e17b76b
 def as_before(
     new: np.dtype,  # of rows for steps like the first one
-    old: np.dtype,  # of the rows of a memory; None: there are none
+    old: np.dtype,  # of the rows in the buffer; None: it has none
 ) -> np.dtype:
-    "Give each column the dtype that it has in the memory"
+    "Give each column the dtype that it has in the buffer"
     if old is None:
         return new
     kept = {n: old[n] for n in old.names if n in new.names and n not in COUNTED}
     if kept.get('state') != kept.get('next_state'):
-        return new  # the memory raises
+        return new  # the buffer raises
     names = [n for n in dict.fromkeys(old.names + new.names) if n in new.names]
     return np.dtype([(n, kept.get(n, new[n])) for n in names], align=True)
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f012
 def fill(
-    who: str,  # whose rows they are
+    who: str,  # the name for errors
     field: np.ndarray,  # a column of new rows
     x,  # the values
-    name: str,  # of the column
+    name: str,  # the name of the column
 ):
-    "Write the values of a column; raise if they are unlike those of the first call, or do not fit"
+    "Write the values of a column; raise if their shape or dtype differs from the first call's"
     names = field.dtype.names
     if names:
         parts = fields_of(x)
         if parts is None or parts.keys() != set(names):
             got = sorted(parts) if parts else type(x).__name__
-            raise BlockError(who, f'{name}: other parts than at the first call', got, sorted(names))
+            raise BlockError(
+                who, f'{name} has different parts than in the first call', got, sorted(names)
+            )
         for k in names:
             fill(who, field[k], parts[k], f'{name}.{k}')
         return
@@ -106,34 +108,37 @@ def fill(
     alike = a.shape == field.shape or len(field) == 1 and a.shape == field.shape[1:]
     if not alike and (a.shape or name not in _FLAGS):
         got, want = list(a.shape), list(field.shape)
-        remedy = 'one shape from the first call on, with an entry for each environment of a vector'
-        raise BlockError(who, f'shape of {name}', got, want, remedy)
+        remedy = 'keep one shape, with an entry for each environment of a vector'
+        raise BlockError(
+            who, f'{name} has a different shape than in the first call', got, want, remedy
+        )
     if a.dtype.kind not in ('biuf' if field.dtype.kind in 'bf' else 'biu'):
         raise BlockError(
             who,
-            f'{name}: another kind than at the first call',
+            f'{name} has a different dtype than in the first call',
             a.dtype,
             field.dtype,
-            'one kind from the first call on',
+            'pass the same dtype in every call',
         )
     kept = a.astype(field.dtype)
     if field.dtype.kind != 'f' and (kept != a).any():
         got = a[kept != a].flat[0]
-        raise BlockError(who, f'{name}: a number that does not fit', got, field.dtype)
+        raise BlockError(who, f'{name} has a number that its dtype cannot hold', got, field.dtype)
     field[...] = kept
 
 
-_FLAGS = 'terminated', 'truncated'  # a single one holds for all environments
+_FLAGS = 'terminated', 'truncated'  # a single value holds for all environments
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f066
-EPISODE, STEP, OVER, TOTAL, RESTARTS = range(5)  # in the counters of an environment
-LOST = 4  # added to OVER: the last step was refused, or forgotten, and may have ended the episode
-ENDED, RESTARTED, LEFT_OUT, AFTER_END, GUESSED = 1, 2, 4, 8, 16  # in the outcome of a step
+EPISODE, STEP, OVER, TOTAL, RESTARTS = range(5)  # positions in the counters of an environment
+# added to OVER: the last step raised an error, or was forgotten, and may have ended the episode
+LOST = 4
+ENDED, RESTARTED, LEFT_OUT, AFTER_END, GUESSED = 1, 2, 4, 8, 16  # bits of the outcome of a step
 
 
 @njit(inline=True)
 def _same(a, b, n):
-    "Return True if these bytes are equal; in this form a processor compares many at a time"
+    "Return True if these bytes are equal; this form compares many bytes at a time"
     x = bytes_at(a, n)
     y = bytes_at(b, n)
     differ = np.uint8(0)
@@ -144,7 +149,7 @@ def _same(a, b, n):
 
 @njit
 def number_steps(raw, at, which, table, new, in_next_step, unsure, resets):
-    "Number rows; return their outcomes, joined by `|`; -1-i: row i is invalid"
+    "Number rows; return the bits of their outcomes, or -1-i if row i is invalid"
     size, reward_at, terminated_at, truncated_at, episode_at, step_at = at[:6]
     total_at, state_at, next_at, width, stride, kept_at = at[6:]
     ints, floats, outcome = raw.view(np.int32), raw.view(np.float32), 0
@@ -160,7 +165,7 @@ def number_steps(raw, at, which, table, new, in_next_step, unsure, resets):
         if not np.isfinite(reward):
             return -1 - i
         over = (raw[row + terminated_at] | raw[row + truncated_at]) != 0
-        idle = reward == 0 and not over  # as a reset in next-step mode
+        idle = reward == 0 and not over  # like a reset in next-step mode
         continues = _same(state, table.ctypes.data + at_last + kept_at, width)
         after_end = had_ended and continues and not _same(state, after, width)
         broken = step > 0 and not had_ended and not continues
@@ -194,41 +199,43 @@ def number_steps(raw, at, which, table, new, in_next_step, unsure, resets):
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f016
 class StepRows:
-    "Makes rows of the steps of a loop, and numbers the episodes of its environments"
+    "Maker of rows from the steps of your loop; it numbers the episodes of the environments"
 
     def __init__(
-        self,
-        who: str,  # whose rows they are, for errors
+        self,  # the name for errors
+        who: str,  # returns the `Timeline` with rows from before a restart, or None
         memory=lambda: None,  # gives the `Timeline` with rows from before a restart, if any
-        continues: bool = True,  # may an episode of that memory go on?
-        unsure: bool = False,  # may the end of an episode have been lost, so that a reset is next?
+        continues: bool = True,  # if True, an episode in that buffer can continue
+        # if True, the end of an episode may have been lost, so that a reset may be next
+        unsure: bool = False,
     ):
         self.who = who
         self.memory = memory
         self.continues = continues
         self.unsure = unsure
-        self.dtype = None  # of the rows, from the first step on that was accepted
+        self.dtype = None  # dtype of the rows, set by the first accepted step
         self.number = {}  # env_id → its index in `table`
-        self.table = None  # of `standing_dtype`: the counters and last observations
-        self._saved = None  # the same from a checkpoint
-        self._names = None  # of the columns of steps
-        self._saved_names = None  # the same from a checkpoint
-        self._n = -1  # how many environments stepped last; None: a single one, without an axis
+        self.table = None  # counters and last observations, of `standing_dtype`
+        self._saved = None  # the same, from a checkpoint
+        self._names = None  # names of the columns of steps
+        self._saved_names = None  # the same, from a checkpoint
+        self._n = -1  # number of environments in the last step; None: a single one, without an axis
         self._warned = set()
-        # environments whose episodes may have ended since: an end was refused, or they had ended
-        # and were forgotten
+        # environments whose episodes may have ended since: a step that ended one raised an error,
+        # or the environment had ended and was forgotten
         self._lost = set()
-        self._all_lost = unsure  # may those of all known environments have ended?
+        self._all_lost = unsure  # True if this holds for all known environments
         self.last_ids = np.zeros(0, np.int64)
 
     def make(
         self,
-        values: dict,  # of a step, or of one step of each of several environments, by column
-        env_id=0,  # of this environment, of the first one, or of each
-        final_obs=None,  # last states of episodes, if `next_state` is that of the next episode
+        values: dict,  # the values of a step, of one or of several environments, by column
+        env_id=0,  # the number of the environment, of the first of several, or of each
+        # last observations of episodes, if `next_state` belongs to the next episode
+        final_obs=None,
         mode: str = None,  # how a vector environment resets; None: the loop resets it
-    ) -> np.ndarray:  # the rows, valid until the next call; fewer if some only reset
-        "Make rows of a step; they count when `done` is called"
+    ) -> np.ndarray:  # the rows, valid until the next call; resets are left out
+        "Make the rows of a step; they count once `done` is called"
         mode = as_mode(mode, who=self.who)
         in_next_step = mode == AutoresetMode.NEXT_STEP
         self._write(values)
@@ -253,32 +260,32 @@ class StepRows:
             self._check_restarts()
         if outcome & GUESSED:
             self.warn(
-                f'a step of environment {rows["env_id"][self._resets][0]} with reward 0 is left '
-                'out: it may be the reset of an episode whose end was lost in an error',
-                'give a step that raised an error again before the next one',
+                f'left out a step of environment {rows["env_id"][self._resets][0]} with reward 0; '
+                'it may be the reset after an episode whose end was lost in an error',
+                'if a step raises an error, pass it again before the next step',
             )
         resets_itself = final_obs is not None or mode == AutoresetMode.SAME_STEP
         if mode is None and final_obs is None and outcome & ENDED and self._n is not None:
             raise self._undeclared()
         if outcome & AFTER_END and not resets_itself:
             self.warn(
-                f'environment {rows["env_id"][0]}, or one of the same vector, goes on from the '
+                f'environment {rows["env_id"][0]}, or one of the same vector, continues from the '
                 'state in which its episode ended',
-                "reset it after each end; autoreset_mode='next_step' if it resets itself",
+                "reset it after each episode; autoreset_mode='next_step' if it resets itself",
             )
         if outcome & ENDED and resets_itself:
             self._put_final(rows, final_obs)
         return rows.compress(~self._resets) if outcome & LEFT_OUT else rows
 
     def done(self):
-        "Count the rows that were made last"
+        "Count the rows that `make` returned last"
         self._records[self._which] = self._new_records
         if self._lost:
             self._lost.difference_update(self.last_ids.tolist())
         self.dtype = self.rows.dtype
 
     def refused(self, reward, terminated, truncated, env_id):
-        "Remember which episodes this step, which raised an error, may have ended"
+        "Note the episodes that this step may have ended, after it raised an error"
         self._of = None  # the next step looks up its environments
         shape = as_array(reward).shape
         n = shape[0] if shape else 1
@@ -292,7 +299,7 @@ class StepRows:
         self.unsure |= len(known) < 2
         if not any(a.any() for a in known):
             return
-        # a single number may have been meant for all environments of a vector
+        # a single flag may have been meant for all environments of a vector
         clear = len(shape) == 1 and len(ids) == n > 0 and any(a.shape == shape for a in known)
         if clear and all(a.shape in ((), shape) for a in known):
             for a in known:
@@ -302,9 +309,9 @@ class StepRows:
             self._mark_all()
 
     def missed(self, ids):
-        "Let these environments begin episodes: their last step was not made here"
+        "Let these environments begin new episodes, because their last step was not made here"
         self._of = None
-        self.unsure = True  # it may have ended the episode
+        self.unsure = True  # that step may have ended the episode
         for known in self._saved, self.table:
             if known is not None:
                 under_way = np.isin(known['env_id'], ids) & (known['counts'][:, OVER] != 1)
@@ -317,11 +324,16 @@ class StepRows:
             self._all_lost = False
 
     def _write(self, values):
-        "Write the values column by column"
+        "Write the values, column by column"
         reward = values['reward']
         shape = () if isinstance(reward, float) else as_array(reward).shape
         if len(shape) > 1 or shape == (0,):
-            raise BlockError(self.who, 'shape of reward', list(shape), '[], or [environments]')
+            raise BlockError(
+                self.who,
+                'reward has a wrong shape',
+                list(shape),
+                '[] for one environment, or [environments]',
+            )
         n = shape[0] if shape else None
         if self.dtype is None:
             self._open(values, n)
@@ -339,7 +351,7 @@ class StepRows:
                     field[0] = x
                 else:
                     fill(self.who, field, x, k)
-        except OverflowError:  # of a number of Python
+        except OverflowError:  # raised for a large Python int
             fill(self.who, field, x, k)
 
     def _open(self, values, n):
@@ -362,20 +374,20 @@ class StepRows:
             known = np.zeros(0, self._standing) if memory is None else memory.last_steps()
         continues = self.continues or self._saved is not None
         if known.dtype != self._standing:
-            # each begins its next episode
+            # each of these begins its next episode
             same = np.zeros(len(known), self._standing)
             same['env_id'], same['counts'] = known['env_id'], _FRESH
             same['counts'][:, EPISODE] = known['counts'][:, EPISODE]
             known = same
         elif not continues:
-            # and so do those whose episode has not ended
+            # so do those whose episode has not ended
             begin = known['counts'][:, OVER] != 1
             known['counts'][begin, STEP:] = _FRESH[STEP:]
         self._enter(known)
         self._mark_all()
 
     def _make_room(self, n):
-        "Make the rows for a step of `n` environments"
+        "Allocate the rows for a step of `n` environments"
         rows = np.zeros(n or 1, self._row)
         new = np.zeros(n or 1, self._standing)
         columns = {}
@@ -385,7 +397,7 @@ class StepRows:
             plain = () if shape else _PLAIN.get(field.dtype.char, ())
             columns[k] = field, field.dtype, shape, plain
         new_bytes, new_records = _bytes_and_records(new)
-        # in one call, which no interrupt divides
+        # a single call, so that an interrupt cannot split it
         vars(self).update(
             _n=n,
             rows=rows,
@@ -404,29 +416,29 @@ class StepRows:
             how = 'without' if missing - values.keys() else 'with'
             raise BlockError(
                 self.who,
-                f'other columns than at the first call: {how} {", ".join(missing)}',
-                remedy='give the same ones each time',
+                f'the columns differ from the first call: this step is {how} {", ".join(missing)}',
+                remedy='pass the same columns in every call',
             )
 
     def _ids(self, env_id, n):
-        "Return the numbers of `n` environments"
+        "Return the ids of `n` environments"
         a = as_array(env_id)
         ids = a + np.arange(n) if a.ndim == 0 and a.dtype.kind in 'iu' else a
         whole = a.dtype.kind in 'iu' and ids.shape == (n,) and len(set(ids.tolist())) == n
         if not whole or ids.min(initial=0) < 0 or ids.max(initial=0) >= MAX_ENVS:
-            expected = f'a number below {MAX_ENVS}, or {n} different ones'
+            expected = f'an integer below {MAX_ENVS}, or {n} different ones'
             raise BlockError(self.who, 'env_id', f'{env_id!r:.60}', expected)
         return ids
 
     def _find(self, env_id, n, in_next_step):
-        "Look up these environments in the table, and enter new ones"
+        "Look up these environments in the table, and add new ones"
         self._of = None  # until all of them are found
         ids = self._ids(env_id, n)
         new = sum(e not in self.number for e in ids.tolist())
         used = len(self.number)
         if used + new > len(self.table):
             known = self.table[:used]
-            if used > _MANY:  # forget those that have ended and whose rows are gone
+            if used > _MANY:  # forget environments that have ended and have no rows in the buffer
                 memory = self.memory()
                 here = [] if memory is None else memory.last_steps()['env_id']
                 over = known['counts'][:, OVER] == 1
@@ -449,49 +461,49 @@ class StepRows:
         self.last_ids = ids
 
     def _enter(self, known, more=0):
-        "Make a table of these environments, with room for more"
+        "Make a table of these environments, with room for `more`"
         used = len(known)
         table = np.zeros(2 * (used + more) + 1, known.dtype)
         table['counts'] = _FRESH
         table[:used] = known
         number = {e: i for i, e in enumerate(known['env_id'].tolist())}
         table_bytes, records = _bytes_and_records(table)
-        # in one call, which no interrupt divides
+        # a single call, so that an interrupt cannot split it
         vars(self).update(
             table=table, number=number, _table_bytes=table_bytes, _records=records, _of=None
         )
 
     def _refusal(self, i):
-        "Make the error for a row that the kernel refuses"
+        "Return the error for an invalid row"
         reward, env = self.rows['reward'][i], f'(env_id {self.new["env_id"][i]})'
         if not np.isfinite(reward):
-            return BlockError(self.who, f'reward {env}', reward, 'a finite number')
+            return BlockError(self.who, f'reward must be finite {env}', reward, 'a finite number')
         return BlockError(
             self.who,
-            f'the step after an end was not a reset {env}',
+            f'the step after the end of an episode must be a reset {env}',
             f'reward {reward:g}',
-            'reward 0 and no end, as autoreset_mode NextStep gives them',
+            'reward 0 and neither terminated nor truncated, as in mode NextStep of gymnasium',
         )
 
     def _check_restarts(self):
-        "Warn of a step that begins elsewhere than the one before ended; raise after several"
+        "Warn if a step does not begin where the last one ended; raise if it happens repeatedly"
         restarts = self.new['counts'][:, RESTARTS]
         begun = restarts > self.table['counts'][self._which, RESTARTS]
         env = f'environment {self.new["env_id"][(restarts * begun).argmax()]}'
         if restarts.max() >= _MOST_RESTARTS:
-            self.table['counts'][self._which, RESTARTS] = 0  # or each later step is an error too
+            self.table['counts'][self._which, RESTARTS] = 0  # or each later step would raise, too
             raise BlockError(
                 self.who,
-                f'no step of {env} begins in the observation in which the one before it ended',
+                f'steps of {env} do not begin with the last observation of the previous step',
                 f'{_MOST_RESTARTS} such steps in a row',
-                'obs equal to the last next_obs, until an episode ends',
+                'obs equal to the last next_obs until the episode ends',
                 'if observations are changed between steps (noise, normalization), change them in '
                 'the policy and the learner instead; copy arrays that the environment overwrites; '
                 'truncated=True for steps that do not follow each other',
             )
         self.warn(
-            f'a step of {env} does not begin where the one before ended: a new episode begins',
-            'none after a restart; truncated=True at the last step before a reset',
+            f'a step of {env} does not begin where the last one ended: a new episode begins',
+            'ignore it after a restart; else pass truncated=True at the last step before a reset',
         )
 
     def warn(self, what, remedy):
@@ -505,24 +517,24 @@ class StepRows:
         return BlockError(
             self.who,
             f'an episode of environment {self.new["env_id"][over][0]} of a vector has ended, '
-            'and how it resets is not known',
+            'and add_step must know how it resets',
             'autoreset_mode=None',
-            remedy="autoreset_mode='next_step', gymnasium's default; "
-            "final_obs=info.get('final_obs') for SameStep; "
+            remedy="pass autoreset_mode='next_step' (gymnasium's default), "
+            "final_obs=info.get('final_obs') for SameStep, or "
             "autoreset_mode='disabled' if your loop resets it",
         )
 
     def _put_final(self, rows, final_obs):
-        "Write the last states of those that have ended"
+        "Write the last observations of episodes that have ended"
         for i in np.flatnonzero(self.new['counts'][:, OVER]).tolist():
             final = final_obs if self._n is None else _of_env(final_obs, i)
             if final is None:
                 raise BlockError(
                     self.who,
-                    f'environment {i} ended without its last state',
-                    'final_obs=None' if final_obs is None else 'none in final_obs',
-                    "info['final_obs'], as SameStep gives it",
-                    "final_obs=info.get('final_obs')",
+                    f'environment {i} ended its episode, and final_obs lacks its last observation',
+                    'final_obs=None' if final_obs is None else 'None for it',
+                    "info['final_obs'] in mode SameStep of gymnasium",
+                    "pass final_obs=info.get('final_obs')",
                 )
             fill(self.who, rows['next_state'][i : i + 1], final, 'final_obs')
         self.new['next_state'] = rows['next_state']
@@ -533,7 +545,7 @@ class StepRows:
         return self.dtype is not None or self._saved is not None
 
     def doubt(self) -> dict:
-        "Return the attributes that say whether any environment may have ended its episode"
+        "Return the attributes that tell which environments may have ended their episodes"
         return dict(unsure=self.unsure, _all_lost=self._all_lost)
 
     @property
@@ -542,7 +554,7 @@ class StepRows:
         return self.unsure or self._all_lost or bool(self._lost)
 
     def snapshot(self) -> dict:  # plain data and tensors
-        "Return each environment's counters and last observation"
+        "Return the counters and the last observation of each environment"
         known = self._saved
         if self.dtype is not None:
             known = self.table[: len(self.number)]
@@ -556,7 +568,7 @@ class StepRows:
         )
 
     def load(self, state):
-        "Continue from what was saved; this object must be new"
+        "Restore a saved state; this object must be new"
         form = dict(envs=maybe(block), unsure=flag, lost=listed(integer()), all_lost=flag)
         form['columns'] = maybe(listed(text))
         state = checked(self.who, form, state)
@@ -574,7 +586,10 @@ class StepRows:
             or saved.dtype != standing_dtype(saved.dtype)
         ):
             raise StateError(
-                self.who, 'saved environments', names, 'counters and last observations'
+                self.who,
+                'the saved environments are incomplete',
+                names,
+                'counters and last observations',
             )
         saved['counts'][:, RESTARTS] = 0
         ids = saved['env_id']
@@ -586,16 +601,16 @@ class StepRows:
             and np.isfinite(saved['counts']).all()
         )
         if not fits:
-            raise StateError(self.who, 'saved environments', 'counters out of range')
+            raise StateError(self.who, 'the counters of the saved environments are out of range')
         self._saved = saved
 
 
 _FRESH = [0, 0, UNKNOWN, 0, 0]
-_LOCK = RLock()  # of steps from several threads for chains without a replay
-_MOST_RESTARTS = 5  # in a row: so many are no accident
-_MANY = 2048  # environments above which those that have ended are forgotten
+_LOCK = RLock()  # for steps from several threads, in chains without a replay
+_MOST_RESTARTS = 5  # in a row, before an error is raised
+_MANY = 2048  # number of environments above which those that have ended are forgotten
 _NUMBERED = COUNTED[3:]
-_FLOATS = {('d', 'f'), ('f', 'd')}  # are written as they are
+_FLOATS = {('d', 'f'), ('f', 'd')}  # kinds that are written without a conversion check
 _PLAIN = {
     'f': (float, int, np.float32),
     'd': (float, int),
@@ -605,7 +620,7 @@ _PLAIN = {
 }
 
 
-def _bytes_and_records(stands):  # on the same memory; records are copied as wholes, which is fast
+def _bytes_and_records(stands):  # views of the same memory; copying whole records is fast
     return stands.view(np.uint8), stands.view(f'V{stands.itemsize}')
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f022
@@ -619,10 +634,10 @@ def _of_env(x, i):
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f025
 class OwnSteps(Pipe):
-    "The first stage of a chain whose steps come from your own loop"
+    "First stage of a chain whose steps come from your own loop"
 
     _buffers = 'rows', '_refuse_nan', '_waiting', '_memory', '_lock'
-    # more may come after each pass
+    # more steps may come after each pass
     data_ended = False
     takes_steps = True
     _memory = staticmethod(lambda: None)
@@ -635,7 +650,7 @@ class OwnSteps(Pipe):
     def _fresh(self):
         self.rows = StepRows(type(self).__name__, self._memory, continues=False)
         self._waiting = deque()
-        self.proven = False  # did rows come through the chain?
+        self.proven = False  # True once rows came through the chain
         # before anything is counted
         self._refuse_nan = refuse_nan('OwnSteps')
 
@@ -649,7 +664,7 @@ class OwnSteps(Pipe):
         self,
         replay,  # a weak reference to the replay at the end of the chain
     ):
-        "Number episodes from those of the rows in its memory on, and use its lock"
+        "Number episodes after those in the replay's buffer, and use its lock"
         self._memory = self.rows.memory = lambda: getattr(replay(), 'memory', None)
         self._lock = lambda: getattr(replay(), 'lock', _LOCK)
 
@@ -667,7 +682,7 @@ class OwnSteps(Pipe):
         autoreset_mode=None,
         **columns,
     ):
-        "Take a step; the arguments are those of a replay's `add_step`"
+        "Add a step; the arguments are those of a replay's `add_step`"
         try:
             with self._lock():
                 values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
@@ -678,14 +693,14 @@ class OwnSteps(Pipe):
             raise
 
     def take(self, values, *how) -> Steps:
-        "Make rows of a step; they count when they are given"
+        "Make the rows of a step; they count once `give` is called"
         return Steps(self.rows.make(values, *how).copy())
 
     def give(self, steps):
-        "Count rows that were taken, and let them wait for the chain"
+        "Count rows that `take` returned, and queue them for the chain"
         self._refuse_nan(steps.rows)
         self.rows.done()
-        # an interrupt before this loses the step, and none is there twice
+        # an interrupt before this line loses the step; no step can be there twice
         if len(steps):
             self._waiting.append(steps)
 
@@ -711,7 +726,7 @@ class OwnSteps(Pipe):
 
 # %% ../../nbs/replay/own_steps.ipynb #05e1f026
 def step_values(obs, action, reward, next_obs, terminated, truncated, columns) -> dict:
-    "The values of a step by column"
+    "Return the values of a step by column"
     for name in columns:
         _check_column(name)
     return dict(
@@ -727,17 +742,19 @@ def step_values(obs, action, reward, next_obs, terminated, truncated, columns) -
 
 @lru_cache
 def _check_column(name):
-    "Raise if a further column is called nearly like a parameter"
+    "Raise if a further column has nearly the name of a parameter"
     if name in _NUMBERED:
-        raise ArgumentTypeError('add_step', f'{name!r}: add_step numbers steps by itself')
+        raise ArgumentTypeError('add_step', f'add_step sets column {name!r} itself')
     meant = [ours for ours, theirs in _MEANT.items() if name in theirs.split()]
     meant = meant or difflib.get_close_matches(name, _MEANT, 1, 0.85)
     if meant:
         what = f'unexpected argument {name!r} (did you mean {meant[0]!r}?)'
-        raise ArgumentTypeError('add_step', what, remedy='give a further column another name')
+        raise ArgumentTypeError(
+            'add_step', what, remedy='rename further columns that have this name'
+        )
 
 
-_MEANT = dict(  # ours: theirs
+_MEANT = dict(  # our name: names in other libraries
     obs='state observation observations',
     next_obs='next_state next_observation next_observations new_obs new_state new_observation '
     'obs_next',

@@ -18,27 +18,35 @@ from .views import Transitions
 
 # %% ../../nbs/replay/prioritized.ipynb #e1a91d0b
 class ReplayByKind(Replay):
-    "A replay whose sampler is named by `kind`, or made of a class"
+    "Replay buffer whose sampler is chosen by `kind`"
 
     @delegates(Replay.__init__, but=PARTS)
     def __init__(
         self,
-        source,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
-        bs,  # rows, or sequences, in a batch
-        max_sz,  # rows in memory
+        source,  # a pipe that yields `Steps`; None: add rows with `add` or `add_step`
+        bs,  # rows or sequences in a batch
+        max_sz,  # capacity in rows; a full buffer overwrites its oldest rows
         *,
-        kind,  # a name in `KINDS`, or a class
-        alpha,  # how much priorities count
-        beta,  # how far weights correct for it
-        view,  # a template
-        eps: float = 1e-6,  # added to each error: with 0, a row whose error is 0 is never drawn
-        initial: str = 'largest',  # new rows' priority: 'largest' now, 'max_ever', or from a column
-        stratified: bool = True,  # one draw from each of `bs` equal-mass parts; False: independent
-        weight_norm: str = 'batch',  # the largest weight is 1 in each 'batch', or in the 'memory'
-        seed: int = None,  # of the draws; None: different draws each time
-        sampler: Sampler = None,  # your own, instead of the one that `kind` names
-        store: Store = None,  # how rows become bytes; None: whole rows in main memory
-        **kwargs,  # when a batch is due
+        kind,  # a name in `KINDS`, or a subclass of `Sampler`
+        alpha,  # exponent α of priorities
+        beta,  # exponent β of importance weights, or a function of the batches so far
+        view,  # a template of the view
+        # added to each |TD error|; with 0, a row whose error is 0 is never sampled
+        eps: float = 1e-6,
+        # priority of new rows: the 'largest' in the buffer, the 'max_ever', or the name of a column
+        # of TD errors
+        initial: str = 'largest',
+        # True: one sample from each of `bs` segments of equal priority mass; False: independent
+        # samples
+        stratified: bool = True,
+        # scale of weights: the largest weight is 1 in each 'batch', or over the whole 'memory'
+        weight_norm: str = 'batch',
+        seed: int = None,  # seed of the sampler; None: a random one
+        # your own `Sampler`, used instead of `kind`; None: the one that `kind` names
+        sampler: Sampler = None,
+        # where and how rows are stored, such as `Frames()`; None: `Rows()`, whole rows in RAM
+        store: Store = None,
+        **kwargs,  # when batches are due and what is yielded, as for `Replay`
     ):
         who = type(self).__name__
         self.kind = kind
@@ -70,7 +78,7 @@ class ReplayByKind(Replay):
         )
 
     def _sampler_of(self, kind):
-        "A sampler of this kind, with the settings that its constructor takes"
+        "Return a sampler of this kind, with the settings that its constructor takes"
         cls = KINDS[kind] if isinstance(kind, str) else kind
         settings = dict(
             capacity=self.max_sz,
@@ -86,26 +94,32 @@ class ReplayByKind(Replay):
 # %% ../../nbs/replay/prioritized.ipynb #ec0a83d2
 @stage('prioritized_replay')
 class PrioritizedReplay(ReplayByKind):
-    "Keeps the last `max_sz` rows and yields batches of `bs`; draws larger TD errors more often"
+    "Replay buffer that samples transitions with larger TD errors more often (PER)"
 
     @delegates(ReplayByKind.__init__)
     def __init__(
         self,
-        source=None,  # a pipe of Steps; None: rows come from `add`, and iterating never ends
+        # a pipe that yields `Steps`; None: add rows with `add` or `add_step`, and iterating never
+        # ends
+        source=None,
         bs: int = 1,  # rows in a batch
-        max_sz: int = 1_000_000,  # rows in memory
+        max_sz: int = 1_000_000,  # capacity in rows; a full buffer overwrites its oldest rows
         *,
-        kind='proportional',  # 'proportional' to |error|, 'rank' (1/rank), or a sampler class
-        alpha: float = 0.6,  # how much priorities count: 0 is uniform; the paper has .7 for ranks
-        beta=0.4,  # exponent of weights, 0 to 1; a number, or a function of the batches so far
-        **kwargs,  # of the sampler, and when a batch is due
+        # 'proportional': P ∝ (|δ| + eps)^α; 'rank': P ∝ 1/rank(|δ|)^α; or a subclass of `Sampler`
+        kind='proportional',
+        alpha: float = 0.6,  # exponent α of priorities; 0 samples uniformly
+        # exponent β of importance weights, from 0 (none) to 1 (full correction), or a function that
+        # maps the number of batches so far to β
+        beta=0.4,
+        # further settings of the sampler, and those of `Replay` about when batches are due
+        **kwargs,
     ):
         super().__init__(
             source, bs, max_sz, kind=kind, alpha=alpha, beta=beta, view=Transitions(), **kwargs
         )
 
     def stats(self) -> dict:  # numbers by name
-        "Return counts, ages, times drawn, effective sample size, share never drawn, β"
+        "Return counts, ages, times sampled, effective sample size, fraction never sampled, β"
         with self.lock:
             self._catch_up()
             p = self.sampler.probabilities()

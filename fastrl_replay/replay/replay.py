@@ -7,6 +7,7 @@ __all__ = ['PARTS', 'COUNTERS', 'Replay', 'scheduled', 'as_fraction']
 
 # %% ../../nbs/replay/replay.ipynb #16245205
 import io, os
+from collections.abc import Iterator
 from copy import copy
 from fractions import Fraction
 from functools import lru_cache
@@ -35,13 +36,13 @@ from .own_steps import StepRows, step_values
 from .views import Transitions, View
 
 # %% ../../nbs/replay/replay.ipynb #ecf9bcdb
-# what subclasses set themselves
+# parameters that subclasses set themselves
 PARTS = ['default', 'view', 'beta', 'weight_norm', 'initial']
 COUNTERS = 'sampled', 'batches', 'stale', '_n_yielded', 'counted'
 
 # %% ../../nbs/replay/replay.ipynb #230f3c16
 class Replay(Pipe):
-    "A memory of rows, a sampler and a view as a stage: takes blocks, yields batches"
+    "Replay buffer made of a memory, a sampler and a view; takes blocks of steps, yields batches"
 
     _buffers = (
         'memory',
@@ -56,26 +57,38 @@ class Replay(Pipe):
         'ranks',
     )
     draws_batches = True
-    ranks = None  # several learners, as `Ranks`: they ask each other whether all can draw
-    is_shard = False  # one of several, whose weights are brought to one scale
+    ranks = None  # `Ranks`, if several learners must agree whether all can sample
+    is_shard = False  # True for one of several shards, whose weights share one scale
 
     def __init__(
         self,
-        source,  # a pipe of Steps; None: rows are added with `add`, and iterating draws for ever
-        bs,  # rows, or whatever the view draws, in a batch
-        max_sz,  # rows in memory
+        # a pipe that yields `Steps`; None: add rows with `add` or `add_step`, and iterating never
+        # ends
+        source,
+        bs,  # rows (or units of the view, such as sequences) in a batch
+        max_sz,  # capacity in rows; a full buffer overwrites its oldest rows
         *,
-        sampler: Sampler = None,  # a template
-        default=Uniform,  # makes the sampler if none is given
-        view: View = Transitions(),  # a template
-        store=None,  # how rows become bytes; None: whole rows in main memory
-        beta=None,  # weight exponent: a number or a function of the batches so far; None: weights 1
-        weight_norm='batch',  # the largest weight is 1 in each 'batch', or in the whole 'memory'
-        initial=None,  # the column with the TD errors of new rows; None: the sampler decides
-        ratio: float = None,  # batches for each row that comes in; None: one batch for each block
-        warmup: int = None,  # rows to add before the first batch; they don't count for `ratio`
-        return_idxs: bool = False,  # yield (batch, its keys)
-        freeze_memory: bool = False,  # let blocks pass without adding them
+        sampler: Sampler = None,  # a template of the `Sampler`; None: `default()`
+        default=Uniform,  # a function that makes the sampler if none is given
+        view: View = Transitions(),  # a template of the view
+        # where and how rows are stored, such as `Frames()`; None: `Rows()`, whole rows in RAM
+        store=None,
+        # exponent β of importance weights, or a function of the batches so far; None: all weights
+        # are 1
+        beta=None,
+        # scale of weights: the largest weight is 1 in each 'batch', or over the whole 'memory'
+        weight_norm='batch',
+        # the column with the TD errors of new rows; None: the sampler sets their priority
+        initial=None,
+        # batches for each added row (updates per environment step), such as 1/4; None: one for each
+        # block
+        ratio: float = None,
+        # rows to add before the first batch, not counted for `ratio`; None: as many as a batch
+        # needs
+        warmup: int = None,
+        return_idxs: bool = False,  # if True, yield (batch, keys) instead of a batch
+        # if True, blocks of the source are counted for `ratio` but not added
+        freeze_memory: bool = False,
     ):
         who = type(self).__name__
         self.bs = as_integer(who, 'bs', bs, 1)
@@ -84,7 +97,8 @@ class Replay(Pipe):
         if ratio is not None:
             number(who, 'ratio', ratio)
         self.weight_norm = weight_norm
-        self._given = dict(sampler=sampler)  # for the repr: the attribute is one that is in use
+        # for the repr, because the attribute is the sampler in use
+        self._given = dict(sampler=sampler)
         sampler = default() if sampler is None else sampler
         self._check_sampler(sampler, view, initial)
         if sampler.seed is None:
@@ -95,13 +109,13 @@ class Replay(Pipe):
         if (self._needs or self.bs) > self.max_sz:
             raise ArgumentError(
                 who,
-                'bs and max_sz',
+                'a batch must fit in the buffer',
                 f'bs={bs}, max_sz={max_sz}',
                 '1 <= bs <= max_sz',
-                'a batch must fit in the memory',
+                'pass a smaller bs or a larger max_sz',
             )
         super().__init__(source)
-        self._no_source = self.source if source is None else None  # a source may be given later
+        self._no_source = self.source if source is None else None  # the source can be set later
         self.ratio = ratio
         self.return_idxs = return_idxs
         self.freeze_memory = freeze_memory
@@ -119,16 +133,16 @@ class Replay(Pipe):
 
     @property
     def unit(self) -> str:
-        "What is drawn"
+        "Return the name of what is sampled, such as 'rows' or 'sequences'"
         return self.view.unit
 
     @property
     def nbytes(self) -> int:
-        "Bytes reserved"
+        "Return the number of bytes reserved"
         return sum(p.nbytes for p in (self.memory, self.view, self.sampler))
 
     def _check_sampler(self, sampler, view, initial):
-        "Raise if the sampler can't do what is asked of it"
+        "Raise if the sampler cannot do what these settings need"
         who = type(self).__name__
         kind = type(sampler).__name__
         if not isinstance(sampler, Sampler):
@@ -137,16 +151,14 @@ class Replay(Pipe):
             )
         if left_out(sampler, Sampler, 'sample'):
             raise ArgumentTypeError(
-                who, 'sampler', f'{kind} without sample', 'one that draws', 'add this method'
+                who, 'sampler', f'{kind} has no method sample', remedy='add this method'
             )
         updates = view.follows or initial is not None
         if updates and left_out(sampler, Sampler, 'update'):
-            raise ArgumentTypeError(
-                who, 'sampler', f'{kind} without update', 'one that takes keys and their TD errors'
-            )
+            raise ArgumentTypeError(who, 'sampler', f'{kind} has no method update(keys, td)')
 
     def _fresh(self):
-        "New parts, with nothing in them"
+        "Make new, empty parts"
         self.__dict__.setdefault('lock', RLock())
         renew_in_child(self, 'lock')
         vars(self).update(self._new_parts())
@@ -154,14 +166,14 @@ class Replay(Pipe):
         if first := self._own_steps():
             first.end_in(replay)
         self.sampled = self.batches = self.stale = self._n_yielded = self.counted = 0
-        # how many rows had come when the pass began, or a batch could last be drawn
+        # rows added when the pass began, or when a batch could last be sampled
         self._enough_at = 0
         self._unfollowed = None
         self._ones = np.ones(self.bs)
 
     def _new_parts(self):
-        "Memory, sampler and view by name, with nothing in them"
-        # a weak reference: in a circle, the memory would outlive the replay
+        "Return an empty memory, sampler and view, by name"
+        # a weak reference: with a cycle, the memory would outlive the replay
         who, (sampler, view), replay = type(self).__name__, self._templates, ref(self)
 
         def check(dtype):
@@ -182,19 +194,19 @@ class Replay(Pipe):
             view=view,
             _steps=steps,
             _reported=0,  # rows before this key were reported to the sampler
-            _opened=False,  # do they go on with what lay there?
+            _opened=False,  # True once rows that were on disk are taken over
             _rewinds=None,  # see `_go_back`
         )
 
     def _check_columns(self, dtype):
-        "Raise if the view, the sampler or `initial` need other columns than these"
+        "Raise if the view, the sampler or `initial` needs a column that rows lack"
         self.view.check_columns(dtype)
         who = type(self).__name__
         for name in self.sampler.columns:
             if name not in dtype.names:
                 raise BlockError(
                     who,
-                    f'column {name!r}, which is in {type(self.sampler).__name__}.columns',
+                    f'rows lack column {name!r} of {type(self.sampler).__name__}.columns',
                     'missing',
                     f'one of {", ".join(dtype.names)}',
                     'add the column to the rows, or remove its name from `columns`',
@@ -205,28 +217,28 @@ class Replay(Pipe):
         if kind is None or kind.kind not in 'fiu':
             raise BlockError(
                 who,
-                f'initial={self._initial!r}',
-                'no column of these rows' if kind is None else kind,
-                'the column of the TD errors of new rows, one number a row',
+                f'initial={self._initial!r} must name a column with one number for each row',
+                'no such column' if kind is None else kind,
+                'the column with the TD errors of new rows',
             )
 
     def clear(self):
-        "Forget all rows, whose keys are not given out again; a memory on disk keeps its rows"
+        "Remove all rows; new rows get new keys. Files on disk are kept."
         with self.lock:
             self.memory.close()
             self._fresh()
 
     def add(
         self,
-        steps: Steps,  # a block, or one row
-    ) -> np.ndarray:  # the rows' keys
-        "Add rows to memory; a block that doesn't fit is refused whole, and nothing has changed"
+        steps: Steps,  # a block of steps, or one step
+    ) -> np.ndarray:  # the keys of the rows
+        "Add rows; raise `BlockError`, and change nothing, if the block does not fit"
         with self.lock:
             if self._initial is not None:
                 self._check_initial(steps)
             if not self.view.follows:
                 return self.memory.add(steps)
-            self._catch_up()  # where the last call was interrupted
+            self._catch_up()  # in case the last call was interrupted
             stored = self.view.stored(steps)
             self._unfollowed = steps, self.memory.inserted
             keys = self.memory.add(stored)
@@ -234,21 +246,21 @@ class Replay(Pipe):
             return keys
 
     def _check_initial(self, steps):
-        "Raise where the errors that new rows bring can't be priorities"
-        # the memory says what is wrong
+        "Raise if the TD errors in column `initial` of new rows cannot be priorities"
+        # the memory raises a better error
         if not isinstance(steps, Steps) or self._initial not in steps.dtype.names:
             return
         td = steps.rows[self._initial].ravel()
         if not np.isfinite(td).all():
             raise BlockError(
                 type(self).__name__,
-                f'column {self._initial!r}',
+                f'column {self._initial!r} must be finite',
                 td[~np.isfinite(td)][0],
                 'a finite TD error in each row',
             )
 
     def _own_steps(self):
-        "The stage of own steps at the top of the chain; None: there is another one, or none"
+        "Return the `OwnSteps` at the top of the chain, or None if there is none"
         pipe = self if self.has_source else None
         while not (pipe is None or getattr(pipe, 'takes_steps', False)):
             pipe = upstream(pipe)
@@ -256,19 +268,24 @@ class Replay(Pipe):
 
     def add_step(
         self,
-        obs,  # of one environment or of each: a number, array, tensor, or a dict or tuple of these
-        action,  # what was done
-        reward,  # a number, or one for each environment
-        next_obs,  # what came of it
-        terminated,  # has the episode ended?
-        truncated=False,  # was it broken off?
+        # the observation before the step: a number, array, tensor, or a dict or tuple of these; for
+        # a vector environment, the observations of all sub-environments
+        obs,
+        action,  # the action taken, one for each sub-environment of a vector
+        reward,  # the reward, one for each sub-environment of a vector
+        next_obs,  # the observation that `env.step` returned
+        terminated,  # the `terminated` flag of `env.step` (not truncation)
+        truncated=False,  # the `truncated` flag of `env.step`
         *,
-        env_id=0,  # whose step it is, or that of the first of these, or of each
-        final_obs=None,  # the last states of environments that have been reset already
-        autoreset_mode=None,  # 'next_step' or 'same_step' if a vector resets its environments
-        **columns,  # what else is known of the step
-    ) -> np.ndarray:  # the keys of new rows
-        "Add a step from your own loop, or one of each environment of a vector"
+        env_id=0,  # integer id of the environment, of the first sub-environment, or of each
+        # `info.get('final_obs')` of a vector that resets in the same step; None: it does not
+        final_obs=None,
+        # 'next_step', 'same_step' or 'disabled': how a vector resets; None: the loop resets it, or
+        # `final_obs` tells
+        autoreset_mode=None,
+        **columns,  # extra columns, such as `logp=…` or `hidden=…`; the same in each call
+    ) -> np.ndarray:  # the keys of the new rows; empty for a reset
+        "Add one step from your own loop, or one step of each environment of a vector"
         how = env_id, final_obs, autoreset_mode
         rows = None
         try:
@@ -278,7 +295,7 @@ class Replay(Pipe):
                 if first:
                     return self._pass_on(first, values, how)
                 rows = self._steps.make(values, *how)
-                # an interrupted call is made up for by the next one
+                # this call makes up for an interrupted one
                 if self.view.follows:
                     rows = rows.copy()
                 keys = self.add(Steps(rows)) if len(rows) else np.zeros(0, np.int64)
@@ -287,13 +304,13 @@ class Replay(Pipe):
         except BaseException:
             with self.lock:
                 if rows is not None and self._holds(rows):
-                    self._steps.done()  # the interrupt came after the rows
+                    self._steps.done()  # the interrupt came after the rows were added
                 else:
                     self.step_rows.refused(reward, terminated, truncated, env_id)
             raise
 
     def _holds(self, rows) -> bool:
-        "Return True if these are the newest rows in memory"
+        "Return True if these are the newest rows of the buffer"
         if not 0 < len(rows) <= len(self.memory):
             return False
         newest = self.memory[-len(rows) :].to('cpu').rows
@@ -301,12 +318,12 @@ class Replay(Pipe):
 
     @property
     def step_rows(self) -> StepRows:
-        "What makes rows of the steps of `add_step`"
+        "Return the maker of rows for `add_step`"
         first = self._own_steps()
         return first.rows if first else self._steps
 
     def _pass_on(self, first, values, how):
-        "Add what the chain makes of a step; until rows have come through it, an error is undone"
+        "Add what the chain makes of a step; undo an error until rows have come through the chain"
         before = None
         if not first.proven:
             chain = self._upstream()
@@ -322,7 +339,7 @@ class Replay(Pipe):
         except BaseException as e:
             if before is not None and self.memory.inserted == before[1]:
                 chain.load_state_dict(before[0])
-                vars(first.rows).update(before[2])  # all is as it was
+                vars(first.rows).update(before[2])  # restores everything
             elif given or not isinstance(e, Exception):
                 first.rows.done()
             raise
@@ -330,7 +347,7 @@ class Replay(Pipe):
         return np.concatenate(keys) if keys else np.zeros(0, np.int64)
 
     def _catch_up(self):
-        "Report to view and sampler which rows came and left; return how many can be drawn"
+        "Report added and removed rows to view and sampler; return how many can be sampled"
         end, oldest = self.memory.span
         if self.memory.rewinds != self._rewinds:
             self._go_back(self.memory.rewinds)
@@ -346,23 +363,23 @@ class Replay(Pipe):
         return end - oldest
 
     def _follow(self, end):
-        "Show the view the rows that came, and tell the sampler which keys can be drawn"
+        "Pass added rows to the view, and sampleable keys to the sampler"
         block = self._unfollowed
         view = self.view
         if block is not None and block[1] < end:
             view.follow(*block)
         self._unfollowed = None
-        view.refollow(end)  # where another process adds rows
+        view.refollow(end)  # if a different process adds rows
         if self._report_rows(end, self.memory.oldest) or block is not None:
             self._note_reported()
 
     def _report_rows(
         self,
         end,  # the next key
-        oldest,  # the oldest one
-        new: bool = True,  # False: a state is being loaded that has the priorities of these rows
-    ) -> bool:  # False: there is nothing to report
-        "Tell the sampler which rows came and left since the last time, and which can be drawn"
+        oldest,  # the oldest key
+        new: bool = True,  # False while a state is loaded that has the priorities of these rows
+    ) -> bool:  # False: there was nothing to report
+        "Report rows added and removed since the last call, and those that can be sampled"
         sampler = self.sampler
         view = self.view
         place = self.memory.place
@@ -397,7 +414,7 @@ class Replay(Pipe):
         return True
 
     def _note_reported(self):
-        "Note in a directory up to which row priorities and the view's data are written"
+        "Note on disk up to which row priorities and the data of the view are written"
         place = self.memory.place
         if self.view.follows:
             self.view.note()
@@ -405,11 +422,11 @@ class Replay(Pipe):
             place.reported = self._reported
 
     def _open_parts(self, end):
-        "Let view and sampler go on with what lies in the memory's place"
+        "Let view and sampler continue with the rows that are on disk"
         memory = self.memory
         sampler = self.sampler
         view = self.view
-        # newer rows will be followed as they came
+        # newer rows are followed as they were added
         end = end if self._unfollowed is None else self._unfollowed[1]
         reported = min(memory.place.reported, end)
         for until in sorted({reported, end}):
@@ -421,8 +438,8 @@ class Replay(Pipe):
         self._opened = True
         self._note_reported()
 
-    def _go_back(self, rewinds):  # how often the process that writes has gone back
-        "Forget all rows, unless this is the first look at them; what is there is read next"
+    def _go_back(self, rewinds):  # how often the writing process went back
+        "Forget all rows, unless this is the first look at them; they are read again next"
         if self._rewinds is None:
             self._rewinds = rewinds
             return
@@ -431,24 +448,24 @@ class Replay(Pipe):
         view = self.view
         if view.follows:
             view = view.fresh(self.memory, type(self).__name__)
-        # in one call
+        # in a single call
         vars(self).update(sampler=sampler, view=view, _reported=0, _opened=False, _rewinds=rewinds)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Steps]:
         for _ in self.due_batches():
             yield self.sample()
 
     @property
     def has_source(self) -> bool:
-        "Do blocks come from a pipe?"
+        "Return True if blocks come from a pipe"
         return self._no_source is not self.source
 
     def needed(self, n: int) -> int:
-        "How many must be there for a batch of `n`"
+        "Return how many rows a batch of `n` needs"
         return self._needs or n
 
     def _count_rows(self, n):
-        "Count those of `n` new rows that are beyond the warm-up, or all in a frozen memory"
+        "Count those of `n` new rows that come after the warm-up, or all if the memory is frozen"
         if self.warmup and not self.freeze_memory:
             n = min(n, max(0, self.memory.added - self.warmup))
         self.counted += n
@@ -457,7 +474,7 @@ class Replay(Pipe):
         self._n_yielded += 1
 
     def _ready(self) -> bool:
-        "Return whether a batch can be drawn; ranks must agree if that depends on episodes"
+        "Return True if a batch can be sampled; ranks must agree if that depends on episodes"
         here = len(self) >= self.needed(self.bs)
         if self.warmup and self.memory.added < self.warmup:
             here = False
@@ -466,18 +483,18 @@ class Replay(Pipe):
         return all(self.ranks.gather(here))
 
     def _batch_due(self) -> bool:
-        "Is a batch due for the rows that came in?"
+        "Return True if `ratio` makes a batch due"
         if self.ratio is None:
             return False
         r = as_fraction(self.ratio)
         return self.counted * r.numerator // r.denominator > self._n_yielded and self._ready()
 
     def due_batches(self):
-        "Take in the source's blocks; yields, with nothing, whenever a batch is to be drawn"
+        "Add blocks of the source; yield, without a value, each time a batch is due"
         while not self.has_source:
             yield self._count_batch()
         while self._batch_due():
-            yield self._count_batch()  # what an interrupted pass left
+            yield self._count_batch()  # due batches of an interrupted pass
         self._enough_at = self.memory.added
         for steps in self.blocks():
             if not self.freeze_memory:
@@ -493,38 +510,38 @@ class Replay(Pipe):
                 self._check_enough(len(steps))
 
     def _check_enough(self, n):
-        "Raise if all rows are newer than the last time a batch could be drawn: waiting won't help"
+        "Raise if waiting for more rows cannot help, because a full buffer is too small for a batch"
         now = self.memory.added
         if len(self) >= self.needed(self.bs):
             self._enough_at = now
-        elif now - n - self._enough_at > self.max_sz:  # without the block that came last
+        elif now - n - self._enough_at > self.max_sz:  # without the newest block
             raise NotEnoughRows(
                 type(self).__name__,
-                'a full memory is too small for a batch',
+                f'the full buffer has too few {self.unit} for a batch',
                 f'{len(self)} {self.unit} in {len(self.memory)} rows '
                 f'of {len(self.memory.environments)} environments',
                 f'{self.needed(self.bs)} {self.unit}',
-                'a larger max_sz, a smaller bs, shorter sequences, or fewer environments',
+                'use a larger max_sz, a smaller bs, shorter sequences, or fewer environments',
             )
 
     def _refuse_frozen(self):
-        "The error where no batch will ever be due"
+        "Raise because no batch will ever be due"
         wanted = f'{self.needed(self.bs)} {self.unit}'
         if self.warmup:
             wanted += f' after a warmup of {self.warmup} rows'
         raise NotEnoughRows(
             type(self).__name__,
-            'the memory is frozen and holds too little for a batch',
+            f'the buffer is frozen and has too few {self.unit} for a batch',
             len(self),
             wanted,
-            'fill it before freezing it',
+            'fill the buffer before you freeze it',
         )
 
     def sample(
         self,
-        bs: int = None,  # how many in this batch; None: the stage's `bs`
-    ):  # the batch; with `return_idxs` also its keys
-        "Draw a batch"
+        bs: int = None,  # rows (or sequences) in this batch; None: the `bs` of the replay
+    ) -> Steps:  # the rows with `index` and `weight`; with `return_idxs` a tuple (batch, keys)
+        "Sample a batch from the rows that are there; raise `NotEnoughRows` if they are too few"
         n = self.bs if bs is None else as_integer(type(self).__name__, 'batch size', bs, 1)
         with self.lock:
             batch = self.sample_weighted(n, self._weights)
@@ -532,16 +549,16 @@ class Replay(Pipe):
 
     def sample_weighted(
         self,
-        n: int,  # rows, or whatever the view draws
+        n: int,  # rows (or units of the view)
         weigh,  # (probabilities, n, exponent) → weights
     ):  # the batch
-        "Draw a batch whose weights something else decides; the lock is held"
+        "Sample a batch with weights that the caller computes; the caller holds the lock"
         need = self._needs or n
-        # again, where another process has overwritten rows while they were counted
+        # repeated if a different process overwrites rows while they are counted
         while self._catch_up() < need:
             if not self.memory.reads_only or len(self.view) < need:
                 raise self.too_few(need)
-        beta = None if self.beta is None else self._beta_now()  # before anything is drawn
+        beta = None if self.beta is None else self._beta_now()  # before anything is sampled
         batch = self._draw(n, beta, weigh)
         set_replay(batch, self)
         self.batches += 1
@@ -549,7 +566,7 @@ class Replay(Pipe):
         return batch
 
     def _draw(self, n, beta, weigh):
-        "A batch of `n`; drawn again where another process has overwritten a row meanwhile"
+        "Return a batch of `n`, sampled again if a different process overwrites one of its rows"
         for tries in range(10_000):
             keys, p = drawn(self.sampler, n)
             try:
@@ -560,21 +577,18 @@ class Replay(Pipe):
                 self._catch_up()
 
     def too_few(self, n: int) -> NotEnoughRows:
-        "The error where fewer than `n` can be drawn"
+        "Return the error for fewer than `n` sampleable units"
         here = len(self.view)
         unit = self.unit
         found = f'{here} {unit}' + ('' if unit == 'rows' else f' in {len(self.memory)} rows')
-        missing = f'{n - here} {"is" if n - here == 1 else "are"} missing'
         return NotEnoughRows(
             type(self).__name__,
-            f'fewer {unit} than a batch needs',
-            found,
-            f'{n} {unit}: {missing}',
-            'add more, or draw fewer',
+            f'a batch needs {n} {unit}, and the buffer has {found}',
+            remedy='add rows before you sample, or sample a smaller batch',
         )
 
     def _weights(self, p, n, beta):
-        "The importance weights of `n` draws with these probabilities"
+        "Return the importance weights of `n` samples with these probabilities"
         if beta is None:
             return self._ones if n == len(self._ones) else np.ones(n)
         if self.is_shard:
@@ -591,12 +605,12 @@ class Replay(Pipe):
 
     def update_priorities(
         self,
-        keys,  # of what was drawn: the batch's `index`
-        td,  # what was learned of each: TD errors, a tensor or an array
+        keys,  # the keys of the rows: the batch's `index`
+        td,  # TD errors, one for each key (tensor or array)
     ):
-        """Give TD errors to the sampler; those of overwritten rows are dropped and counted
+        """Set priorities from TD errors; errors of overwritten rows are dropped and counted.
 
-        In a process that only reads a directory, they stay in this process.
+        In a process that opened a directory read-only, priorities change in this process only.
         """
         with self.lock:
             keys, td, stale = self.check_feedback(keys, td)
@@ -608,21 +622,21 @@ class Replay(Pipe):
         with self.lock:
             self._catch_up()
             keys, td, stale = self.view.feedback(keys, td)
-            # a forked child has not the right to write
+            # a forked child may not write
             if len(keys) and not self.memory.reads_only:
                 self.memory.place.check_writer()
             return keys, td, stale
 
-    def keys_now(self, keys):  # of a state that was loaded, such as those of a batch that was saved
-        "The same keys as they are now"
+    def keys_now(self, keys):  # keys from a state that was loaded, such as those of a saved batch
+        "Return the present keys of these rows"
         return keys + self.memory.moved
 
     def check_errors(self, who, keys, td):
-        "Raise where errors of this form can't be taken, whatever rows there are"
+        "Raise if TD errors of this shape do not fit the keys, whichever rows are there"
         self.view.check_errors(who, keys, td)
 
     def stats(self) -> dict:  # numbers by name
-        "Counts of rows and batches, ages of drawn rows, times drawn, fill"
+        "Return counts of rows and batches, ages of sampled rows, times sampled, and fill"
         with self.lock:
             m = self.memory
             ages = m.ages if self.sampled else (0, 0)
@@ -642,10 +656,8 @@ class Replay(Pipe):
             **m.store_stats,
         )
 
-    def drawable(
-        self,
-    ) -> dict:  # arrays: `key`, `length`, `probability`, `priority`; None: not known
-        "Return what can be sampled, oldest first; the lock is held"
+    def drawable(self) -> dict:  # arrays `key`, `length`, `probability`, `priority`, or None
+        "Return what can be sampled, oldest first; the caller holds the lock"
         self._catch_up()
         sampler = self.sampler
         key = self.view.keys if self.view.follows else sampler.keys
@@ -662,24 +674,24 @@ class Replay(Pipe):
 
     def __repr__(self):
         if not self.memory.is_open:
-            return f'{Pipe.__repr__(self)}  # not opened so far'
+            return f'{Pipe.__repr__(self)}  # not opened yet'
         held = f'{len(self.memory)} of {self.max_sz} rows' + (
             '' if self.unit == 'rows' else f', {len(self)} {self.unit}'
         )
         return f'{Pipe.__repr__(self)}  # {held}'
 
     def _chain_state(self, begun):
-        with self.lock:  # the stages above it are saved at the same moment
+        with self.lock:  # the stages above are saved at the same moment
             return super()._chain_state(begun)
 
     def snapshot(self) -> dict:
-        "What a checkpoint holds"
+        "Return the state for a checkpoint"
         with self.lock:
             self._catch_up()
             sampler = self.sampler.state_dict()
             view = self.view.snapshot()
             counters = [getattr(self, c) for c in COUNTERS]
-            # of another replay, the one that saves does that
+            # if the replay shares them, the other replay saves them
             if self.is_shard:
                 self.memory.flush()
             steps = self._steps.snapshot()
@@ -694,9 +706,9 @@ class Replay(Pipe):
             )
 
     def check_state(self, state):
-        "Return this replay's attributes as they were saved; raise if damaged, or if it doesn't fit"
+        "Return the attributes of a saved state; raise if it is damaged or does not fit"
         state = self._check_saved_form(state)
-        # on disk it is open from now on, or a state that is refused would keep the lock
+        # opened on disk until the check is done, or an invalid state would keep the lock
         self.memory.ensure_open()
         loaded = object.__new__(type(self))
         vars(loaded).update(vars(self), **self._new_parts())
@@ -704,22 +716,24 @@ class Replay(Pipe):
         return vars(loaded)
 
     def _load(self, state, older):  # older: the memory that it replaces
-        "Let parts that are new hold what was saved"
+        "Load what was saved into new parts"
         memory = self.memory
         memory.prepare(state['memory'], older)
         try:
             if memory.dtype is not None:
                 self._check_columns(memory.dtype)
         except BlockError as e:
-            raise StateError(type(self).__name__, f'a saved memory of other columns: {e}') from None
+            raise StateError(
+                type(self).__name__, f'the saved buffer has different columns: {e}'
+            ) from None
         self._steps.load(state['steps'])
         vars(self).update(zip(COUNTERS, state['counters']), _unfollowed=None, _enough_at=0)
         self.view.check_state(state['view'])
-        # sampler and view then begin with what lies in the memory's place
+        # sampler and view then begin with what is on disk
         if (memory.reads_only or memory.missing) and self.view.follows:
             return
         if memory.reads_only and state['added'] != memory.added:
-            return  # its writer has gone on
+            return  # its writer has continued
         self.view.restore(state['view'])
         end, oldest = memory.span
         self._opened = memory.added > 0
@@ -727,7 +741,7 @@ class Replay(Pipe):
         self.sampler.load_state_dict(dict(state['sampler'], first=oldest, end=end))
 
     def check_remote(self, state):
-        "Check the state of a copy in a worker, whose directory may be on another machine"
+        "Check the state of a copy in a worker, whose directory may be on a different machine"
         on_disk = self.store is not None and self.store.folder is not None
         return self._check_saved_form(state) if on_disk else self.check_state(state)
 
@@ -743,9 +757,9 @@ class Replay(Pipe):
         return checked(type(self).__name__, form, state)
 
     def restore(self, state):
-        "Continue where `state` was saved"
+        "Restore a saved state"
         with self.lock:
-            vars(self).update(state)  # in one call, which no interrupt divides
+            vars(self).update(state)  # a single call, so that an interrupt cannot split it
             self.memory.settle()
             if not self._opened:
                 return
@@ -756,7 +770,7 @@ class Replay(Pipe):
         state = dict(Pipe.__getstate__(self), _unsure=self._steps.doubtful)
         if self.getstate_hook or not self.memory.is_open or not self.memory.added:
             return state
-        # as bytes: tensors in a chain are taken for weights of its policy
+        # as bytes, because tensors in a chain count as weights of its policy
         return dict(state, _saved=b''.join(state_parts(self.snapshot())))
 
     def __setstate__(self, state):
@@ -769,21 +783,22 @@ class Replay(Pipe):
             self.restore(self.check_state(read_state(io.BytesIO(saved), len(saved))))
 
     def flush(self):
-        "Flush a memory on disk to the device; in main memory there is nothing to do"
+        "Flush a memory on disk to the device; do nothing in RAM"
         with self.lock:
             self.memory.flush()
 
     def _close(self):
-        "Let other processes write to a memory on disk; when it is used again, it is opened again"
+        "Let other processes write to a memory on disk; it is opened again when it is used"
         with self.lock:
             if self.memory.close():
                 vars(self).update(self._new_parts())
 
     def order_draws(
         self,
-        lock: DrawOrderLock = None,  # of another replay whose batches are drawn with this one's
+        # the lock of another replay that samples together with this one; None: a new one
+        lock: DrawOrderLock = None,
     ) -> DrawOrderLock:
-        "From now on a lock that keeps draws in the order in which they were begun"
+        "Keep samples in the order of the calls from now on; return the lock that does it"
         if lock is None and not isinstance(self.lock, DrawOrderLock):
             lock = DrawOrderLock(self.lock)
         if lock is not None:
@@ -791,11 +806,11 @@ class Replay(Pipe):
         return self.lock
 
     def _in_worker(self, info):
-        "Be one shard of several: with other draws, in another directory"
+        "Become one shard of several, with its own seed and directory"
         if info.world_size == 1:
             return
         (sampler, view), store = self._templates, self.store
-        # a `DataLoader` doesn't bring the weights of its workers together
+        # a `DataLoader` does not bring the weights of its workers to one scale
         self.is_shard = get_worker_info() is None
         if sampler.seed is not None:
             sampler = copy(sampler)
@@ -815,13 +830,13 @@ class Replay(Pipe):
         if store is not None and store.folder is not None or not self.memory.added:
             self._fresh()
         else:
-            self.sampler.reseed(sampler.seed)  # None: another one in each
+            self.sampler.reseed(sampler.seed)  # None: a different seed in each
             self.view.reseed(view.seed)
-        # a stage that holds it may have told it, and not the chain
+        # a stage that contains it may have told it, but not the chain
         self._worker_here = os.getpid(), info
 
     def totals(self) -> dict:
-        "Return how many can be drawn, and the sum and the minimum of their priorities"
+        "Return the number of sampleable units, and the sum and the minimum of their priorities"
         with self.lock:
             drawable = self._catch_up()
             mass = float(self.sampler.mass) if drawable else 0.0
@@ -831,24 +846,22 @@ class Replay(Pipe):
 
 # %% ../../nbs/replay/replay.ipynb #3ee60186
 def scheduled(
-    who: str,  # who asks
-    what: str,  # the argument's name
-    x,  # a number, or a function of the batches drawn so far
-    batches: int = None,  # how many these are; None: don't ask the function yet
+    who: str,  # the name for errors
+    what: str,  # the name of the argument
+    x,  # a number, or a function of the batches sampled so far
+    batches: int = None,  # number of batches so far; None: do not call the function yet
 ) -> float:  # 0 or more
-    "A setting that may follow a schedule; an error where it is no number"
+    "Return a setting that may follow a schedule; raise if it is not a number"
     if callable(x):
         return 0.0 if batches is None else number(who, what, x(batches))
     return number(who, what, x)
 
 # %% ../../nbs/replay/replay.ipynb #0681fbce
-@lru_cache  # it is asked for with every batch
+@lru_cache  # called for every batch
 def as_fraction(
-    x,  # a real number of any kind
-) -> (
-    Fraction
-):  # the simplest one that is `x` in floating point, or else the decimal that was written
-    "The fraction that is meant by a number"
+    x,  # a real number of any type
+) -> Fraction:  # the simplest that equals `x` as a float, or the decimal as it was written
+    "Return the fraction that a number means"
     if isinstance(x, Fraction):
         return x
     simple = Fraction(float(x)).limit_denominator(1_000_000)

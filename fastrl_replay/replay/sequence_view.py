@@ -51,7 +51,7 @@ def leave(counters, oldest, steps):
 
 @njit
 def _earlier(key, steps, back, oldest):
-    "Return the key of the row that many steps earlier in the episode; -1: it is gone"
+    "Return the key of the row that many steps earlier in the episode, or -1 if it is gone"
     slot = key % len(back)
     for _ in range(steps):
         step = back[slot]
@@ -66,7 +66,7 @@ def _earlier(key, steps, back, oldest):
 
 @njit
 def _enter(env, last, start, p, back, counters, hiddens, found):
-    "Enter a sequence from step `start` to `p` of an episode, if any, whose last row is `last`"
+    "Enter a sequence, from step `start` to `p` of an episode, whose last row is `last`"
     steps, queue, states = found
     if start < 0:
         return
@@ -84,7 +84,7 @@ def _enter(env, last, start, p, back, counters, hiddens, found):
 
 @njit
 def track(rows, plan, first, oldest, lost, number, back, counters, tracks, found):
-    "Enter sequences that rows from key `first` on complete; `lost`: were older rows overwritten?"
+    "Enter the sequences that rows from key `first` complete; `lost`: older rows were overwritten"
     at = places_of(plan)
     hidden_at = plan[7]
     stride = plan[8]
@@ -101,7 +101,7 @@ def track(rows, plan, first, oldest, lost, number, back, counters, tracks, found
         p = episodes[env, COUNT]
         last = episodes[env, NEWEST]
         if p and back[key % len(back)] != key - last:
-            # the episode broke off
+            # the episode was cut off
             start = tail_start(p, length, stride, _SHIFT)
             _enter(env, last, start, p, back, counters, hiddens, found)
             p = 0
@@ -121,7 +121,7 @@ def track(rows, plan, first, oldest, lost, number, back, counters, tracks, found
 
 # %% ../../nbs/replay/sequence_view.ipynb #1f50f3cf
 class SequenceView(View):
-    "Windows of `length` rows that overlap and never cross an episode"
+    "View of overlapping sequences of `length` rows, each within one episode"
 
     unit = 'sequences'
     follows = True
@@ -129,10 +129,10 @@ class SequenceView(View):
 
     def __init__(
         self,
-        length: int,  # steps of a sequence
-        burn_in: int,  # steps at its beginning that only warm up the recurrent state
-        overlap: int,  # steps that neighbours share
-        eta: float = 0.9,  # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
+        length: int,  # steps in a sequence
+        burn_in: int,  # first steps, which only warm up the recurrent state
+        overlap: int,  # steps that consecutive sequences share
+        eta: float = 0.9,  # η of a priority: η · largest + (1-η) · mean |TD error| of a sequence
         state: str = 'stored',  # initial recurrent state: 'stored' in column `hidden`, or 'zero'
     ):
         self.length = length
@@ -141,23 +141,24 @@ class SequenceView(View):
         self.eta = eta
         self.state = state
 
-    counted = property(lambda self: self.length > 1, doc='Must `step_n` count?')
+    counted = property(lambda self: self.length > 1, doc='True if `step_n` must count')
 
     @property
     def followed(self) -> int:
-        "The key up to which rows were followed; None: none were"
+        "Return the key up to which rows were followed, or None if none were"
         return None if self._each is None else self._counters.item(FOLLOWED)
 
     def clear(self):
-        self._each = None  # the dtype of what belongs to a sequence, once rows were followed
-        self.steps = np.zeros(0, np.int32)  # by slot: of the sequence that starts there, or 0
-        self.states = {}  # by first key: the bytes from which a sequence starts
+        self._each = None  # dtype of the data for each sequence, once rows were followed
+        # by slot: length of the sequence that starts there, or 0
+        self.steps = np.zeros(0, np.int32)
+        self.states = {}  # by first key: the bytes of the initial recurrent state
         self._counters = np.zeros(5, np.int64)
         self._completed = _NO_KEYS
         # by environment: steps of its episode and its newest row; states of its last rows
         self._episodes = np.zeros((0, 2), np.int64)
         self._hiddens = np.zeros((0, self.length, 0), np.uint8)
-        # of the last block: its columns, those without `hidden`, and where a kernel finds them
+        # of the last block: its columns, those without `hidden`, and their offsets for a kernel
         self._dtype = _NO_COLUMNS
         self._row = self._plan = None
         self._refuse_nan = refuse_nan(self.who)
@@ -167,7 +168,7 @@ class SequenceView(View):
 
     @property
     def keys(self):
-        "The keys of first rows, oldest first"
+        "Return the keys of first rows, oldest first"
         oldest = self._counters.item(OLDEST)
         slots = np.flatnonzero(self.steps)
         return np.sort(oldest + (slots - oldest) % max(len(self.steps), 1))
@@ -176,25 +177,24 @@ class SequenceView(View):
         return self.steps[keys % len(self.steps)]
 
     def check_columns(self, dtype):
-        "Raise where rows have a column that sequences have"
+        "Raise if rows already have a column that sequences add"
         for n in 'index', 'weight', 'mask', 'hidden':
             if n in dtype.names:
                 raise BlockError(
                     self.who,
-                    f'column {n!r}',
-                    'one that is there already',
-                    'none',
-                    'rename it; a replay of sequences takes steps, not batches or sequences',
+                    f'column {n!r} is already in the rows',
+                    None,
+                    'rename it, and add steps, not batches or sequences',
                 )
 
     @property
     def nbytes(self):
-        "Bytes reserved, beside the memory"
+        "Return the bytes reserved beside the store"
         arrays = self.steps, self._episodes, self._hiddens
         return sum(a.nbytes for a in arrays) + len(self.states) * self._hiddens.shape[2]
 
     def stored(self, steps: Steps) -> Steps:
-        "Return the rows without their recurrent states; raise if these are no numbers"
+        "Follow rows before this key that were there before, or came from a different process"
         rows = main_rows(steps)
         if rows is None or rows.ndim > 1:
             return steps  # the memory raises
@@ -202,10 +202,13 @@ class SequenceView(View):
         if rows.dtype != self._dtype:
             if self._each is not None and str(hidden) != str(self._hidden):
                 raise BlockError(
-                    self.who, "column 'hidden'", hidden or 'missing', self._hidden or 'none'
+                    self.who,
+                    "column 'hidden' differs from earlier rows",
+                    hidden or 'missing',
+                    self._hidden or 'none',
                 )
             self._look_at(rows.dtype)
-        if self._each is None:  # a reader may open the directory with its first row
+        if self._each is None:  # a reader may open the directory before its first row
             self.memory.says = dict(self.memory.says, sequences=dtype_spec(_each_of(hidden)))
         if hidden is None:
             return steps
@@ -216,7 +219,7 @@ class SequenceView(View):
         return Steps(kept)
 
     def _look_at(self, dtype):
-        "Note where the columns of such rows are"
+        "Note the offsets of the columns of such rows"
         hidden_at = dtype.fields['hidden'][1] if 'hidden' in dtype.names else 0
         layout = RowLayout(self.who, dtype, strict=False)
         columns = [(n, dtype[n]) for n in dtype.names if n != 'hidden']
@@ -225,7 +228,7 @@ class SequenceView(View):
         self._dtype = dtype
 
     def follow(self, steps: Steps, first: int):
-        "Find the sequences that rows complete which have been added with keys from `first` on"
+        "Find the sequences that rows added from key `first` complete"
         if self._each is None:
             self._open(_hidden_of(steps.dtype))
         if first < self._counters.item(FOLLOWED):
@@ -233,12 +236,13 @@ class SequenceView(View):
         rows = np.ascontiguousarray(steps.rows).reshape(-1)
         self._track(rows, first, self._hiddens.shape[2])
 
-    def _make_room(self, many):  # environments
+    def _make_room(self, many):  # number of environments
         if many > len(self._hiddens):
             self._episodes = grown(self._episodes, many, 0)
             self._hiddens = grown(self._hiddens, many, 0)
 
-    def _track(self, rows, first, width):  # bytes of a state in these rows; 0: the place has states
+    # bytes of a state in these rows; 0: the place has the states
+    def _track(self, rows, first, width):
         "Enter the sequences that these rows complete"
         line = self.memory.parts[0]
         envs = line.tables.envs
@@ -263,7 +267,7 @@ class SequenceView(View):
         )
 
     def _open(self, hidden):  # dtype of recurrent states; None: rows have none
-        "Make tables for rows of a kind"
+        "Make tables for rows of this dtype"
         keeps = hidden is not None and self.state == 'stored'
         base = self.memory.base
         vars(self).update(
@@ -275,7 +279,7 @@ class SequenceView(View):
         )
 
     def completed(self, oldest) -> np.ndarray:
-        "Return keys of sequences that can be drawn from now on; None: none came, and none left"
+        "Return keys of sequences that can be sampled from now on, or None if nothing changed"
         if self._each is None:
             return None
         counters = self._counters
@@ -299,7 +303,7 @@ class SequenceView(View):
         self._counters[QUEUED] = 0
         self._states = None  # it may be large
 
-    def _keep_states(self, keys, states):  # states of no bytes: the memory's place has them
+    def _keep_states(self, keys, states):  # states of 0 bytes: the memory's place has them
         "Keep the states from which these sequences start"
         size = self._hiddens.shape[2]
         if not size:
@@ -311,7 +315,7 @@ class SequenceView(View):
         else:
             states = place.kept('states', numbers, size)
         self.states.update(zip(keys.tolist(), map(bytes, states)))
-        # now and then, without those that have left
+        # occasionally, drop the states of removed sequences
         if len(self.states) > 1.25 * len(self) + 64:
             oldest = self._counters.item(OLDEST)
             self.states = {k: s for k, s in self.states.items() if k >= oldest}
@@ -326,9 +330,9 @@ class SequenceView(View):
 
     def refollow(
         self,
-        end: int,  # up to this key
+        end: int,  # the key after the last row
     ):
-        "Follow rows that were there before the memory was opened, or came from another process"
+        "Follow rows that were there before opening, or came from a different process"
         if self._counters.item(FOLLOWED) >= end or not self._begun(end):
             return
         memory = self.memory
@@ -338,14 +342,14 @@ class SequenceView(View):
             end = min(end, memory.place.reported)
         for keys in in_parts(max(self.followed, memory.oldest), end, 2**16):
             rows = store.episodes(keys % line.ring)
-            # another process has overwritten them in the meantime
+            # a different process has overwritten them in the meantime
             gone = max(memory.oldest - int(keys[0]), 0)
             if gone < len(keys):
                 line.admit_saved(rows['env_id'][gone:])
                 self._track(rows[gone:], int(keys[gone]), 0)
 
     def _begun(self, end) -> bool:
-        "Return True if it is known which states rows have, including those that are there"
+        "Return True if the states of rows are known, including those that are already there"
         place = self.memory.place
         if self._each is not None:
             return True
@@ -361,9 +365,11 @@ class SequenceView(View):
         return True
 
     def batch(self, keys, weights) -> Sequences:  # [n, length]
-        "The sequences that start at these keys"
-        if not self.lengths(keys).all():  # of a sampler of the user's
-            raise ArgumentError(self.who, 'a key that was drawn', expected='that of a sequence')
+        "Return the sequences that start at these keys"
+        if not self.lengths(keys).all():  # only a custom sampler can return such a key
+            raise ArgumentError(
+                self.who, 'the sampler returned a key that is not the first row of a sequence'
+            )
         each = np.zeros(len(keys), self._each)
         each['index'], each['weight'] = keys, weights
         if self.states:
@@ -378,14 +384,14 @@ class SequenceView(View):
         if td.shape != want:
             raise ArgumentError(
                 who,
-                'update_priorities: TD errors',
+                'update_priorities: the TD errors have a wrong shape',
                 list(td.shape),
-                f'{list(want)}: one for each step after the burn-in',
-                'those of `batch.train`',
+                f'{list(want)}: one error for each step after the burn-in',
+                'pass the TD errors of `batch.train`',
             )
 
-    def feedback(self, keys, td) -> tuple:  # keys, mixed errors, how many sequences are gone
-        "For which sequences errors still count, and one error for each"
+    def feedback(self, keys, td) -> tuple:  # keys, mixed errors, number of stale sequences
+        "Filter TD errors to sequences that still exist, and mix those of each sequence"
         keys, flat = fetched(self.who, keys, td)
         td = flat.reshape(np.shape(td))
         self.check_errors(self.who, keys, td)
@@ -399,20 +405,20 @@ class SequenceView(View):
                 raise StaleKey(
                     self.who,
                     f'key {key} is not the key of a sequence that was drawn',
-                    remedy="give the batch's `index`",
+                    remedy="pass the batch's `index`",
                 )
             self.memory.links.refuse_key(key)
         if wrong >= 0:
             raise ArgumentError(
                 self.who,
-                f'TD error of a step to learn from, in sequence {keys[wrong // td.shape[1]]}',
+                f'a TD error is not finite in sequence {keys[wrong // td.shape[1]]}',
                 flat[wrong],
                 'a finite number',
             )
         return keys[there], p, len(keys) - len(p)
 
     def snapshot(self) -> dict:
-        "Return settings, sequences, and what is known of episodes under way"
+        "Return the settings, the sequences, and the state of unfinished episodes"
         settings = [self.length, self.overlap, self.state]
         if self._each is None:
             return dict(settings=settings, each=None, arrays=None)
@@ -442,7 +448,7 @@ class SequenceView(View):
         return checked(self.who, form, state)
 
     def restore(self, state):
-        "Continue where `snapshot` was taken; the memory has been restored"
+        "Restore a saved state, after the memory was restored"
         self.clear()
         state = self.check_state(state)
         if state['each'] is None:
@@ -468,7 +474,7 @@ class SequenceView(View):
             and memory.valid(keys).all()
         )
         if not fits:
-            raise StateError(self.who, 'a saved memory with damaged sequences')
+            raise StateError(self.who, 'the sequences of the saved buffer are damaged')
         self.steps[keys % len(self.steps)] = saved['sequences'][:, 1]
         self._counters[:] = 0, memory.oldest, n, memory.inserted, 0
         self._episodes = saved['episodes'] + [0, memory.moved]
@@ -482,14 +488,14 @@ def _hidden_of(dtype):
 
 
 def _each_of(hidden):
-    "The dtype of what belongs to a whole sequence"
+    "Return the dtype of the data that belongs to a whole sequence"
     states = [] if hidden is None else [('hidden', hidden)]
     return np.dtype([('index', 'i8'), ('weight', 'f4'), *states], align=True)
 
 # %% ../../nbs/replay/sequence_view.ipynb #d23c9f09
 @njit
 def _mix(keys, td, steps, oldest, end, burn_in, eta, p):
-    "Write mixed errors into `p`; return the first index of a bad key, and of a bad error, or -1"
+    "Write mixed errors into `p`; return the first index of a bad key and of a bad error, or -1"
     k = 0
     for i in range(len(keys)):
         key = keys[i]

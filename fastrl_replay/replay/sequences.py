@@ -18,28 +18,37 @@ from .sequence_view import SequenceView
 # %% ../../nbs/replay/sequences.ipynb #49720f71
 @stage('sequence_replay')
 class SequenceReplay(ReplayByKind):
-    "Keeps the last `max_sz` rows and yields batches of `bs` overlapping sequences within episodes"
+    "Replay buffer that samples overlapping sequences within episodes, for recurrent networks"
 
     @delegates(ReplayByKind.__init__)
     def __init__(
         self,
-        source=None,  # a pipe of Steps; None: rows come from `add`, and iterating never ends
+        # a pipe that yields `Steps`; None: add rows with `add` or `add_step`, and iterating never
+        # ends
+        source=None,
         bs: int = 1,  # sequences in a batch
-        max_sz: int = 1_000_000,  # rows in memory
+        max_sz: int = 1_000_000,  # capacity in rows; a full buffer overwrites its oldest rows
         *,
-        length: int = 80,  # steps of a sequence
-        burn_in: int = None,  # first steps, which only warm up the recurrent state; None: half
-        overlap: int = None,  # steps that neighbours share; None: half of them
-        kind='proportional',  # 'proportional', 'rank' (1/rank), 'uniform', or a sampler class
-        prioritized: bool = True,  # False: the same as kind='uniform'
-        eta: float = 0.9,  # priority: eta * largest + (1-eta) * mean |TD error| of a sequence
-        alpha: float = 0.9,  # how much priorities count
-        beta=0.6,  # exponent of weights, 0 to 1; a number, or a function of the batches so far
-        initial: str = 'largest',  # priority of new sequences: 'largest' now, or 'max_ever' so far
+        length: int = 80,  # steps in a sequence
+        # first steps of a sequence, which only warm up the recurrent state; None: half of `length`
+        burn_in: int = None,
+        overlap: int = None,  # steps that consecutive sequences share; None: half of `length`
+        # 'proportional', 'rank' (P ∝ 1/rank^α), 'uniform', or a subclass of `Sampler`
+        kind='proportional',
+        prioritized: bool = True,  # if False, the same as kind='uniform'
+        eta: float = 0.9,  # η of a priority: η · largest + (1-η) · mean |TD error| of a sequence
+        alpha: float = 0.9,  # exponent α of priorities; 0 samples uniformly
+        # exponent β of importance weights, from 0 to 1, or a function of the batches so far
+        beta=0.6,
+        # priority of new sequences: the 'largest' in the buffer, or the 'max_ever'
+        initial: str = 'largest',
         state: str = 'stored',  # initial recurrent state: 'stored' in column `hidden`, or 'zero'
-        sampler: Sampler = None,  # your own, instead of the one that `kind` names
-        store: Store = None,  # how rows become bytes; None: whole rows in main memory
-        **kwargs,  # of the sampler, and when a batch is due
+        # your own `Sampler`, used instead of `kind`; None: the one that `kind` names
+        sampler: Sampler = None,
+        # where and how rows are stored, such as `Frames()`; None: `Rows()`, whole rows in RAM
+        store: Store = None,
+        # further settings of the sampler, and those of `Replay` about when batches are due
+        **kwargs,
     ):
         who = 'SequenceReplay'
         max_sz = as_integer(who, 'max_sz', max_sz, 1)
@@ -69,7 +78,7 @@ class SequenceReplay(ReplayByKind):
         self.prioritized, self._given['prioritized'] = self.kind != 'uniform', True
 
     def stats(self) -> dict:  # numbers by name
-        "Return counts, mean length of sequences, share of padding, effective sample size"
+        "Return counts, mean length, fraction of padding and effective sample size of sequences"
         with self.lock:
             self._catch_up()
             counts = Replay.stats(self)

@@ -17,10 +17,10 @@ from ..memory.timeline import Timeline
 
 # %% ../../nbs/replay/views.ipynb #dcc7a53c
 def as_float64(
-    who: str,  # for errors
+    who: str,  # the name for errors
     x,  # a tensor on any device, or an array
 ) -> np.ndarray:  # flat
-    "Real numbers as a flat array of doubles"
+    "Return real numbers as a flat array of doubles"
     if isinstance(x, torch.Tensor):
         if x.requires_grad:
             x = x.detach()
@@ -33,19 +33,22 @@ def as_float64(
         if x.dtype.kind in 'biufO':
             return np.ascontiguousarray(x, np.float64).ravel()
     except (TypeError, ValueError):
-        pass  # objects that are no numbers, lists of several lengths
+        pass  # objects that are not numbers, or lists of unequal lengths
     kind = str(x.dtype) if isinstance(x, np.ndarray) and x.dtype != object else f'{x!r:.60}'
     raise ArgumentTypeError(
-        who, 'update_priorities: TD errors', kind, 'real numbers', 'a tensor or an array of floats'
+        who,
+        'update_priorities: TD errors must be real numbers',
+        kind,
+        remedy='pass a tensor or an array of floats',
     )
 
 # %% ../../nbs/replay/views.ipynb #8b5ac0f9
 def fetched(
-    who: str,  # for errors
+    who: str,  # the name for errors
     keys,  # a tensor on any device, or an array
-    td,  # their errors, a tensor or an array, too
+    td,  # TD errors, a tensor or an array
 ) -> tuple:  # flat arrays, int64 and float64
-    "Keys and errors, by one copy where both are on a device"
+    "Return keys and errors as arrays, by a single copy if both are on a device"
     both = isinstance(keys, torch.Tensor) and isinstance(td, torch.Tensor) and not keys.is_cpu
     if both and keys.device == td.device and td.is_floating_point():
         n = 2 * keys.numel()
@@ -60,10 +63,10 @@ def fetched(
 
 
 def as_feedback(
-    who: str,  # for errors
-    keys,  # of what was drawn
+    who: str,  # the name for errors
+    keys,  # the keys of the sampled rows
     td,  # TD errors, a tensor or an array
-) -> tuple:  # arrays: int64, and a copy in float64, which the caller may keep
+) -> tuple:  # arrays: int64, and a copy in float64 that the caller may keep
     "Return keys and errors as arrays of equal length"
     keys = np.ascontiguousarray(as_keys(keys, who=who)).ravel()
     n = len(keys)
@@ -73,10 +76,10 @@ def as_feedback(
     if len(td) != n:
         raise ArgumentError(
             who,
-            'update_priorities: TD errors',
+            'update_priorities: the number of TD errors does not match the keys',
             [*shape],
             f'{n}, one for each key',
-            "the batch's `index`, and an error for each of its rows",
+            "pass the batch's `index` and one TD error for each of its rows",
         )
     return keys, td
 
@@ -87,37 +90,43 @@ def check_feedback(keys, td, oldest, end):
     stale = 0
     for i in range(len(keys)):
         if keys[i] < 0 or keys[i] >= end:
-            return i, -1, 0  # a key that was never given out
+            return i, -1, 0  # a key that was never assigned
         if not abs(td[i]) < np.inf:
-            return -1, i, 0  # an error that is no number
+            return -1, i, 0  # an error that is not a number
         stale += keys[i] < oldest
     return -1, -1, stale
 
 
 def check_numbers(
-    who: str,  # for errors
-    keys: np.ndarray,  # of what was drawn
+    who: str,  # the name for errors
+    keys: np.ndarray,  # the keys of the sampled rows
     td: np.ndarray,  # an error for each
 ):
-    "Raise where an error is no number"
+    "Raise if an error is not a finite number"
     if (there := np.isfinite(td)).all():
         return
     i = there.argmin()
-    raise ArgumentError(who, f'TD error at place {i}, for key {keys[i]}', td[i], 'a finite number')
+    raise ArgumentError(
+        who,
+        f'update_priorities: the TD error at position {i}, for key {keys[i]}, is not finite',
+        td[i],
+        'a finite number',
+    )
 
 # %% ../../nbs/replay/views.ipynb #44ea12a1
 class View:
-    "The base of views: what becomes of keys that a sampler draws"
+    "Base class of views, which turn sampled keys into a batch and TD errors into priorities"
 
-    # what is drawn; the columns that a batch has besides
+    # the name of what is sampled, and the columns that a batch adds
     unit = 'rows'
     adds = dict(index='i8', weight='f4')
-    counted = False  # True: batches go along episodes, so `step_n` must count
-    nbytes = 0  # reserved, beside the memory
-    follows = False  # True: the view sees rows as they come, and says which keys can be drawn
-    # rows with keys before this one were seen; None: rows that lay there before are not
+    counted = False  # if True, batches follow episodes, so `step_n` must count
+    nbytes = 0  # bytes reserved beside the store
+    # if True, the view sees rows as they are added, and tells which keys can be sampled
+    follows = False
+    # rows before this key were seen; None: not even the rows that were there before
     followed = None
-    # of a view that follows: the keys that can be drawn, oldest first; None: it does not say
+    # for a view that follows: the sampleable keys, oldest first; None: unknown
     keys = None
 
     def stored(self, steps: Steps) -> Steps:
@@ -127,10 +136,10 @@ class View:
         raise NotImplementedError
 
     def feedback(self, keys, td) -> tuple:
-        raise NotImplementedError  # keys, their errors, how many are gone
+        raise NotImplementedError  # keys, their errors, number of stale keys
 
     def check_errors(self, who, keys, td):
-        "Raise where `feedback` could not take errors of this form, whatever rows there are"
+        "Raise if `feedback` cannot take errors of this shape, whichever rows are there"
         if td.ndim == 1:
             check_numbers(who, keys, td)
 
@@ -140,25 +149,25 @@ class View:
     seed = None  # of its random choices, if it makes any
 
     def clear(self):
-        "As before the first row"
+        "Remove everything"
 
     def reseed(self, seed):
-        "Make other random choices from now on"
+        "Set the seed of random choices"
 
     def snapshot(self) -> dict:
         return {}
 
     def check_state(self, state):
-        "Raise where a saved view was another one"
+        "Raise if a saved view does not match this one"
 
     def beside(self, keys) -> dict:
-        return {}  # what a page shows beside these rows: name → list
+        return {}  # name → list: what a page shows for these rows
 
     def restore(self, state):
-        "Go on where `snapshot` was taken"
+        "Restore a saved state"
 
     def fresh(self, memory: Timeline, who: str) -> 'View':
-        "The same view of a memory that is still empty"
+        "Return a copy of the view for a new, empty memory"
         new = copy(self)
         new.memory = memory
         new.who = who
@@ -166,51 +175,51 @@ class View:
         return new
 
     def check_columns(self, dtype):
-        "Raise where rows of this kind have columns that a batch has besides"
+        "Raise if rows already have a column that a batch adds"
         for n, kind in self.adds.items():
             if n in dtype.names and dtype[n] != kind:
                 raise BlockError(
                     self.who,
-                    f'column {n!r} is one that a batch has',
+                    f'column {n!r} has the name of a column that batches add',
                     dtype[n],
                     np.dtype(kind),
-                    'rename it in the policy',
+                    'rename it, for example in the policy',
                 )
 
     def follow(self, steps, first):
-        "See rows with keys from `first` on, perhaps again"
+        "Receive rows with keys from `first`, perhaps a second time"
         raise NotImplementedError
 
     def completed(self, oldest) -> np.ndarray:
-        "Return keys, from `oldest` on, that can be drawn now; None: none came, and none left"
+        "Return keys from `oldest` that can be sampled now, or None if nothing changed"
         raise NotImplementedError
 
     def reported(self):
-        "Forget what `completed` returned: it was reported to the sampler"
+        "Forget the result of `completed`, which was reported to the sampler"
         raise NotImplementedError
 
     def lengths(self, keys) -> np.ndarray:
-        "Return how many rows are drawn with each of these keys"
+        "Return the number of rows that a sample of each of these keys contains"
         return np.ones(len(keys), np.int32)
 
     def refollow(self, end):
-        "Follow rows up to this key that were there before opening, or came from another process"
+        "Follow rows before this key that were there before, or came from a different process"
         if self.followed is None:
             return
         for keys in in_parts(max(self.followed, self.memory.oldest), end, 2**16):
-            # another process may have overwritten some meanwhile
+            # a different process may have overwritten some in the meantime
             keys, rows = self.memory.still_there(keys)
             if len(keys):
                 self.follow(Steps(rows), int(keys[0]))
 
     def note(self):
-        "Note that all rows that were followed were reported to the sampler"
+        "Note that all followed rows were reported to the sampler"
         if self.follows and self.followed is not None and self.memory.place.holds:
             self.memory.place.reported = self.followed
 
 # %% ../../nbs/replay/views.ipynb #44ea129c
 class Transitions(View):
-    "Each row is a transition"
+    "View in which each row is a transition"
 
     def batch(self, keys, weights) -> Steps:  # rows with `index` and `weight`
         return self.memory.batch(keys, weights)
@@ -220,17 +229,15 @@ class Transitions(View):
         if n != td.size:
             raise ArgumentError(
                 who,
-                'update_priorities: TD errors',
+                'update_priorities: the number of TD errors does not match the keys',
                 td.size,
                 f'{n}, one for each key',
-                "the batch's `index`, and one error for each row (of two critics, their mean)",
+                "pass the batch's `index` and one TD error for each row (the mean for two critics)",
             )
         check_numbers(who, keys, td.ravel())
 
-    def feedback(
-        self, keys, td
-    ) -> tuple:  # keys that are still there, their errors, how many are gone
-        "For which rows errors still count"
+    def feedback(self, keys, td) -> tuple:  # keys that still exist, their errors, number of stale
+        "Filter TD errors to rows that still exist"
         (keys, td), (end, oldest) = fetched(self.who, keys, td), self.memory.span
         if len(keys) != len(td):
             self.check_errors(self.who, keys, td)

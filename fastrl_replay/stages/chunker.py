@@ -19,22 +19,20 @@ from ..steps.states import listed
 from .waiting import LENGTH, OWN, TAILS, Waiting, Waits, keep, look, row_place
 
 # %% ../../nbs/stages/chunker.ipynb #4a264127
-# what stands where in a plan
+# positions in a plan
 _OUT_SIZE = OWN
 _MASK = OWN + 1
 
 
 class _SequenceLayout(RowLayout):
-    "Where the kernels find what they read in a row, and write in a row of a sequence"
+    "Offsets of the columns that kernels read in a row and write in a row of a sequence"
 
     def __init__(self, who, dtype):
         if 'mask' in (dtype.names or ()):
             raise BlockError(
                 who,
-                "column 'mask'",
-                'one that is there already',
-                'none',
-                'a chunker adds it: one is enough, and it takes steps, not sequences',
+                "rows have a column 'mask' already",
+                remedy='use a single chunker, above which there are steps, not sequences',
             )
         super().__init__(who, dtype)
         self.sequence = extend_dtype(self.dtype, mask='?')
@@ -43,7 +41,7 @@ class _SequenceLayout(RowLayout):
 # %% ../../nbs/stages/chunker.ipynb #55db5f4e
 @njit
 def _cut(rows, held, number, out):
-    "Copy the rows of a sequence that was noted into `out`, and say that they are steps"
+    "Copy the rows of a noted sequence into `out`, and set their mask"
     notes = held[4]
     plan = held[6]
     note = notes[len(rows) // plan[SIZE] + number]
@@ -65,22 +63,23 @@ def _cut(rows, held, number, out):
 # %% ../../nbs/stages/chunker.ipynb #ad5fe5dd
 @stage('chunk_sequences')
 class SequenceChunker(Waits):
-    "Cuts each environment's episodes into sequences of `length`; `mask` is True for real steps"
+    "Stage that cuts episodes into sequences of `length` steps; `mask` is True for real steps"
 
     _buffers = '_held', '_waiting'
     arguments = 'length', 'overlap', 'tail'
 
     def __init__(
         self,
-        source,  # a pipe of Steps, blocks of rows of any number of environments
-        length: int,  # rows of a sequence
-        overlap: int = 0,  # how many steps a sequence shares with the one before it in its episode
-        tail: str = 'shift',  # last sequence: 'shift' it back, 'pad' it with zeros, or 'drop' it
+        source,  # a pipe of Steps with rows of any number of environments
+        length: int,  # steps in a sequence
+        overlap: int = 0,  # steps that consecutive sequences of an episode share
+        # the last sequence of an episode: 'shift' it back, 'pad' it with zeros, or 'drop' it
+        tail: str = 'shift',
     ):
         who = type(self).__name__
         self.length = as_integer(who, 'length', length, 1, 2**31 - 1)
         self.tail = choice(who, 'tail', tail, TAILS[:3])
-        remedy = 'a sequence must bring at least one new step'
+        remedy = 'each sequence needs at least one new step'
         self.overlap = as_integer(who, 'overlap', overlap, 0, self.length - 1, remedy)
         super().__init__(source)
         self._fresh()
@@ -93,7 +92,7 @@ class SequenceChunker(Waits):
         gate = BlockGate(
             type(self).__name__,
             _SequenceLayout,
-            shape_remedy='put it before the replay or another chunker: it takes single steps',
+            shape_remedy='put it before the replay and other chunkers: it takes single steps',
             counted=self.length > 1,
         )
         return Waiting(gate, self.length, self.length - self.overlap, self.tail)
@@ -124,8 +123,8 @@ class SequenceChunker(Waits):
             _cut(raw, self._held.held, i, out)
         return [Steps(np.ndarray(self.length, dtype, out)) for out in outs]
 
-    def flush(self) -> list:  # of sequences, environment by environment in the order of `env_id`
-        "Return the last sequences of episodes that nothing more will come of"
+    def flush(self) -> list:  # of sequences, in the order of `env_id`
+        "Return the last sequences of unfinished episodes"
         found = self._held.note_rest()
         sequences = self._cut(np.empty(0, np.uint8), found)
         self._held.end()
@@ -134,7 +133,7 @@ class SequenceChunker(Waits):
     def __iter__(self):
         over = self._starts_at_end()
         while self._waiting:
-            yield self._waiting.popleft()  # what an interrupted pass left
+            yield self._waiting.popleft()  # the rest of an interrupted pass
         if over:
             return
         for steps in self.blocks():

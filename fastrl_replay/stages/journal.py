@@ -18,15 +18,16 @@ from ..steps.states import array, checked, flag, integer, maybe
 # %% ../../nbs/stages/journal.ipynb #624852f2
 @stage('journal')
 class Journal(Pipe):
-    "Passes on a limited number of steps or episodes; counts steps and keeps episode returns"
+    "Stage that counts steps, keeps episode returns, and can end a chain after some steps"
 
     _buffers = ('_known',)
 
     def __init__(
         self,
         source,  # a pipe of single steps
-        max_steps: float = float('inf'),  # end when so many were made, in all passes
-        max_episodes: float = float('inf'),  # end when so many have ended, in all passes
+        max_steps: float = float('inf'),  # end after this number of steps, counted over all passes
+        # end after this number of episodes, counted over all passes
+        max_episodes: float = float('inf'),
     ):
         super().__init__(source)
         self.max_steps = max_steps
@@ -34,10 +35,10 @@ class Journal(Pipe):
         self.steps = 0
         self.ends = []
         self.returns = []
-        # of the same episodes, 0 to 1, where rows have a column `is_success`
+        # of the same episodes, 0 or 1, if rows have a column `is_success`
         self.successes = []
-        self.fresh = True  # is every environment between two episodes?
-        self._told = 0, 0  # steps and episodes, of which `news` has told
+        self.fresh = True  # True if every environment is between two episodes
+        self._told = 0, 0  # steps and episodes that `news` has reported
         self._fresh()
 
     def _fresh(self):
@@ -80,7 +81,7 @@ class Journal(Pipe):
         if rows.ndim > 1:
             raise BlockError(
                 'Journal',
-                'a block of rows',
+                'a block of steps needs one axis',
                 f'shape {list(rows.shape)}',
                 'shape [n]',
                 'put it directly after the stepper',
@@ -91,7 +92,7 @@ class Journal(Pipe):
         self._merged = {'n', 'discount'} <= set(rows.dtype.names)
 
     def news(self) -> dict:  # plain data
-        "What was written since it was last asked"
+        "Return the counts since the last call"
         (steps, n), self._told = self._told, (self.steps, len(self.returns))
         return dict(
             steps=self.steps - steps, returns=self.returns[n:], successes=self.successes[n:]
@@ -119,7 +120,7 @@ class Journal(Pipe):
         if ends != n or successes not in (0, n):
             raise StateError(
                 'Journal',
-                'saved episodes',
+                'the saved episodes are inconsistent',
                 f'{ends} ends, {successes} successes',
                 f'one for each of {n} returns',
             )
@@ -135,7 +136,7 @@ class Journal(Pipe):
 
 # %% ../../nbs/stages/journal.ipynb #2a59025d
 class Collected(Journal):
-    "One journal of those that `.parallel` above it runs; lets everything pass"
+    "Journal of the workers of `.parallel` above it; passes all blocks on"
 
     takes_any_item = True
 
@@ -154,7 +155,7 @@ class Collected(Journal):
 # %% ../../nbs/stages/journal.ipynb #f012e0b4
 @stage('gather')
 class Gather(Pipe):
-    "Blocks of `n` rows or more, joined from smaller ones; the last one has the remainder"
+    "Stage that joins small blocks into blocks of `n` rows or more; the last block has the rest"
 
     _buffers = ('_waiting', '_rows')
     saved = dict(rows=maybe(states.block))
@@ -162,8 +163,9 @@ class Gather(Pipe):
     def __init__(
         self,
         source,  # a pipe of Steps
-        n: int,  # rows
-        exact: bool = False,  # True: exactly `n` rows a block; a shorter rest is left out
+        n: int,  # rows in a block
+        # if True, blocks have exactly `n` rows, and a shorter rest is left out
+        exact: bool = False,
     ):
         self.n = as_integer('Gather', 'n', n, 1)
         self.exact = bool(exact)
@@ -174,11 +176,11 @@ class Gather(Pipe):
         self._wait([])
 
     def _wait(self, blocks):
-        # in one call, which no interrupt divides
+        # a single call, so that an interrupt cannot split it
         vars(self).update(_waiting=blocks, _rows=sum(map(len, blocks)))
 
     def __iter__(self):
-        # where they waited when it was saved
+        # rows that waited when it was saved
         while self._rows >= self.n:
             yield self._together()
         for steps in self.blocks():
@@ -201,7 +203,7 @@ class Gather(Pipe):
 
     @property
     def rows(self):
-        "What waits, as a checkpoint holds it"
+        "Return the waiting rows, for a checkpoint"
         return pack(Steps.cat(self._waiting)) if self._waiting else None
 
     @rows.setter

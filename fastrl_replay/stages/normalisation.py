@@ -27,16 +27,16 @@ from ..pipe import Pipe, stage
 from .nstep import refuse_endless
 
 # %% ../../nbs/stages/normalisation.ipynb #98f06f27
-PRIOR = 1e-4  # rows: how much a mean of 0 and a variance of 1 count before anything is known
+PRIOR = 1e-4  # weight, in rows, of a mean of 0 and a variance of 1 before the first rows
 _MOST = np.finfo(np.float64).max
 
 
 class Moments(nn.Module):
-    "Mean and variance of all rows so far"
+    "Running mean and variance"
 
     def __init__(
         self,
-        *shape: int,  # of what comes in each row
+        *shape: int,  # of one row
     ):
         super().__init__()
         self.register_buffer('mean', torch.zeros(shape, dtype=torch.float64))
@@ -47,7 +47,7 @@ class Moments(nn.Module):
         self,
         x: np.ndarray,  # [n, *shape]
     ):
-        "Count these rows, too"
+        "Add these rows to the statistics"
         n = len(x)
         if not n:
             return
@@ -65,14 +65,15 @@ class Moments(nn.Module):
 
 # %% ../../nbs/stages/normalisation.ipynb #c33e5e6b
 class StateNorm(nn.Module):
-    "A layer that scales states to mean 0 and variance 1, with statistics from `update_norms`"
+    "Layer that scales states to mean 0 and variance 1, with statistics from `update_norms`"
 
     def __init__(
         self,
         space: spaces.Space,  # of one observation
-        parts=None,  # parts of a Dict or a Tuple to normalize; None: each Box that is no image
-        clip: float = 10.0,  # what is further from 0 is cut off there
-        eps: float = 1e-8,  # is added to variances
+        # names of the parts of a Dict or Tuple to normalize; None: each Box that is not an image
+        parts=None,
+        clip: float = 10.0,  # limit of absolute values after scaling
+        eps: float = 1e-8,  # added to variances
     ):
         super().__init__()
         boxes = {n: s for n, s in named_leaves(space) if isinstance(s, spaces.Box)}
@@ -84,10 +85,10 @@ class StateNorm(nn.Module):
         if not self.names:
             raise ArgumentError(
                 'StateNorm',
-                'there is nothing to normalise',
+                'the space has nothing to normalize',
                 space,
                 'a Box of numbers, or a Dict or a Tuple with one',
-                'leave it out: networks scale images, and take the rest as it is',
+                'leave it out: networks scale images and need no normalization of other spaces',
             )
         for name in self.names:
             choice('StateNorm', 'parts', name, boxes)
@@ -109,7 +110,7 @@ class StateNorm(nn.Module):
         if state.shape[state.dim() - m.mean.dim() :] != m.mean.shape:
             raise ArgumentError(
                 'StateNorm',
-                f'states{name and f", part {name!r}"}',
+                f'states have a wrong shape{name and f", part {name!r}"}',
                 f'shape {list(state.shape)}',
                 f'[..., {str(list(m.mean.shape))[1:]}',
             )
@@ -117,9 +118,9 @@ class StateNorm(nn.Module):
 
     def update(
         self,
-        states,  # [n, ...]: arrays or tensors, nested as the space is
+        states,  # [n, ...]: arrays or tensors, with the nesting of the space
     ):
-        "Count these states, too; if a number is not finite, raise and count none"
+        "Add these states to the statistics; raise, and add none, if a number is not finite"
         found = dict(named_leaves(states))
         values = [np.asarray(torch.as_tensor(found[name]).cpu()) for name in self.names]
         for name, x, m in zip(self.names, values, self.moments):
@@ -127,10 +128,10 @@ class StateNorm(nn.Module):
             if x.shape[1:] != m.mean.shape:
                 raise BlockError(
                     'StateNorm',
-                    f'column {column!r}',
+                    f'column {column!r} has a wrong shape',
                     f'shape {list(x.shape)}',
                     f'[n, {str(list(m.mean.shape))[1:]}',
-                    'a layer for the space of these rows',
+                    'make the layer with the space of these rows',
                 )
             refuse_endless('StateNorm', column, x)
         for m, x in zip(self.moments, values):
@@ -142,12 +143,12 @@ def _is_image(space):
 
 # %% ../../nbs/stages/normalisation.ipynb #68cda8d6
 class Normalised(nn.Module):
-    "A network that is given normalised states"
+    "Network with normalized states"
 
     def __init__(
         self,
-        norm: StateNorm,  # the layer; several networks may have the same one
-        net: nn.Module,  # states, and whatever else → anything
+        norm: StateNorm,  # the layer, which several networks can share
+        net: nn.Module,  # the network, a function of states and further arguments
     ):
         super().__init__()
         self.norm = norm
@@ -160,19 +161,19 @@ class Normalised(nn.Module):
 
 # %% ../../nbs/stages/normalisation.ipynb #27e51faa
 class RewardNorm:
-    "Rewards divided by the standard deviation of running returns"
+    "Scale of rewards: the standard deviation of discounted returns"
 
     def __init__(
         self,
-        gamma: float = 0.99,  # how much a reward is worth one step later
-        clip: float = 10.0,  # what is further from 0 is cut off there
-        eps: float = 1e-8,  # is added to the variance
+        gamma: float = 0.99,  # discount factor, from 0 to 1
+        clip: float = 10.0,  # limit of absolute values after scaling
+        eps: float = 1e-8,  # added to the variance
     ):
         self.gamma = number('RewardNorm', 'gamma', gamma, 0, 1)
         self.clip = number('RewardNorm', 'clip', clip, 1e-9)
         self.eps = number('RewardNorm', 'eps', eps)
         self.moments = Moments()
-        self.returns = {}  # env_id → return of the running episode so far
+        self.returns = {}  # env_id → discounted return of the unfinished episode
 
     def check(self, rows):
         "Raise `BlockError` if a reward is not finite"
@@ -185,8 +186,8 @@ class RewardNorm:
         if self.moments.count < 1:
             raise StateError(
                 'RewardNorm',
-                'no reward has been counted so far',
-                remedy='.update_norms(rewards=…) with it, directly after the stepper',
+                'no reward has been counted yet',
+                remedy='put .update_norms(rewards=…) with it directly after the stepper',
             )
         return (reward / float(self.moments.std(self.eps))).clamp(-self.clip, self.clip)
 
@@ -194,7 +195,7 @@ class RewardNorm:
         self,
         rows: np.ndarray,  # single steps in order: reward, env_id, step_n, terminated, truncated
     ):
-        "Count the returns after these steps, too"
+        "Add the returns after these steps to the statistics"
         self.check(rows)
         ended = rows['terminated'] | rows['truncated']
         columns = rows['env_id'], rows['step_n'], rows['reward'], ended
@@ -215,25 +216,26 @@ _PLACE = 'put it directly after the stepper'
 def _check_columns(dtype):
     if 'discount' in dtype.names:
         raise BlockError(
-            'UpdateNorms', 'rows of several steps', "a column 'discount'", 'single steps', _PLACE
+            'UpdateNorms', "column 'discount' shows that rows merge several steps", remedy=_PLACE
         )
     row_places('UpdateNorms', dtype, dict(state=None, reward=None))
 
 # %% ../../nbs/stages/normalisation.ipynb #178dc771
 @stage('update_norms')
 class UpdateNorms(Pipe):
-    "Passes blocks on, and counts each row once in the statistics of states and rewards"
+    "Stage that counts each step once in the statistics of states and rewards, and passes it on"
 
     _buffers = ('_gate',)
 
     def __init__(
         self,
         source,  # a pipe of single steps
-        states: StateNorm = None,  # the layer of the network; None: states aren't counted
-        rewards: RewardNorm = None,  # also given to `scale_rewards`; None: rewards aren't counted
+        states: StateNorm = None,  # the layer of the network; None: states are not counted
+        # the scale that `scale_rewards` uses, too; None: rewards are not counted
+        rewards: RewardNorm = None,
     ):
         if states is rewards:
-            raise ArgumentTypeError('UpdateNorms', 'states and rewards', 'None', 'at least one')
+            raise ArgumentTypeError('UpdateNorms', 'states or rewards must be given')
         super().__init__(source)
         self.states = states
         self.rewards = rewards
@@ -252,9 +254,9 @@ class UpdateNorms(Pipe):
     def _in_worker(self, info):
         raise ArgumentError(
             'UpdateNorms',
-            'in a worker its statistics would stay there',
+            'its statistics would stay in a worker',
             f'worker {info.rank} of {info.world_size}',
-            'the process that learns',
+            'the process of the learner',
             'put .parallel(…) before .update_norms(…)',
         )
 
@@ -262,7 +264,7 @@ class UpdateNorms(Pipe):
         self,
         steps: Steps,  # single steps, in order
     ):
-        "Count these rows, or none of them where there is an error"
+        "Add these rows to the statistics; raise, and add none, if one is invalid"
         rows, layout = self._gate.check(steps)
         with interrupts_wait():
             # before anything is counted
@@ -275,7 +277,7 @@ class UpdateNorms(Pipe):
             self._gate.layout = layout
 
     def snapshot(self) -> dict:
-        "Return the statistics, and returns that are running"
+        "Return the statistics, and the returns of unfinished episodes"
         moments = self._moments.state_dict()
         return dict(
             moments={name: b.to('cpu', copy=True) for name, b in moments.items()},
@@ -289,7 +291,7 @@ class UpdateNorms(Pipe):
         return checked('UpdateNorms', dict(moments=forms, returns=dict_of(real())), state)
 
     def restore(self, state):
-        "Continue from statistics that were saved"
+        "Restore saved statistics"
         moments = state['moments']
         self._moments.load_state_dict({name: torch.from_numpy(moments[name]) for name in moments})
         if self.rewards is not None:
@@ -298,12 +300,12 @@ class UpdateNorms(Pipe):
 # %% ../../nbs/stages/normalisation.ipynb #d57c4794
 @stage('scale_rewards')
 class ScaleRewards(Pipe):
-    "Batches with rewards on the scale of a `RewardNorm`"
+    "Stage that divides the rewards of batches by the scale of a `RewardNorm`"
 
     def __init__(
         self,
         source,  # a pipe of batches
-        rewards: RewardNorm,  # what `update_norms` was given, too
+        rewards: RewardNorm,  # the object that `update_norms` has
     ):
         super().__init__(source)
         self.rewards = rewards
@@ -316,10 +318,10 @@ class ScaleRewards(Pipe):
         self,
         batch: Steps,  # rows or sequences
     ) -> Steps:  # a copy
-        "The same rows with scaled rewards"
+        "Return the same rows with scaled rewards"
         new = batch.copy()
         reward = new['reward']
         if not reward.is_floating_point():
-            raise BlockError('ScaleRewards', "column 'reward'", reward.dtype, 'floats')
+            raise BlockError('ScaleRewards', "column 'reward' must be floats", reward.dtype)
         reward.copy_(self.rewards(reward))
         return new

@@ -27,7 +27,7 @@ from fastrl_replay.stages.waiting import (
 )
 
 # %% ../../nbs/stages/nstep.ipynb #f8f27456
-# what stands where in a plan
+# positions in a plan
 _REWARD, _MERGED_SIZE, _DISCOUNT, _N_MERGED = range(OWN, OWN + 4)
 
 
@@ -35,7 +35,7 @@ def _refuse_merged(who, dtype, merged):
     if merged:
         raise BlockError(
             who,
-            'its rows have the columns of an n_step already',
+            'its rows were merged by n_step already',
             [n for n in ('discount', 'n') if n in dtype.names],
             'single steps',
             'use one n_step in a chain, put n_skip before n_step, and rename your own columns',
@@ -43,7 +43,7 @@ def _refuse_merged(who, dtype, merged):
 
 
 class _MergeLayout(RowLayout):
-    "Where the kernel finds what it reads in a row, and writes in a merged one"
+    "Offsets of the columns that the kernel reads in a row and writes in a merged row"
 
     def __init__(self, who, dtype, last=()):
         _refuse_merged(who, dtype, 'discount' in dtype.names or 'n' in dtype.names)
@@ -59,7 +59,7 @@ class _MergeLayout(RowLayout):
 # %% ../../nbs/stages/nstep.ipynb #681b88ad
 @njit(inline=True)
 def _write_merged(rows, held, note, out, made, ends, gamma):
-    "Write the merged rows of a noted window after the `made` ones; return how many there are now"
+    "Write the merged rows of a noted window after the first `made` rows; return the new number"
     notes = held[4]
     plan = held[6]
     slot = notes[note, 0]
@@ -104,7 +104,7 @@ def _write_merged(rows, held, note, out, made, ends, gamma):
 # %% ../../nbs/stages/nstep.ipynb #f5973bcc
 @njit
 def _merge_block(rows, held, out, ends, gamma):
-    """Write the rows that a block completes and return their number
+    """Write the rows that a block completes, and return their number.
 
     -1: nothing has changed, and Python must check the block.
     """
@@ -142,9 +142,9 @@ _BEFORE = 'put it before the replay, or the stage that makes sequences'
 
 
 def refuse_endless(
-    who: str,  # the stage, for errors
+    who: str,  # the name for errors
     column: str,  # its name
-    x: np.ndarray,  # what a block has there
+    x: np.ndarray,  # its values in a block
 ):
     "Raise `BlockError` if a number is not finite"
     finite = np.isfinite(x)
@@ -153,26 +153,27 @@ def refuse_endless(
     row = np.argwhere(~finite)[0, 0]
     raise BlockError(
         who,
-        f'row {row} of the block, column {column!r}',
+        f'row {row} of the block is not finite in column {column!r}',
         x[row],
-        'finite numbers',
-        'fix the environment, or leave out such rows, which would spoil sums and statistics',
+        'a finite number',
+        'fix the environment, or leave out such rows',
     )
 
 # %% ../../nbs/stages/nstep.ipynb #fb863a8a
 @stage('n_step')
 class NStep(Waits):
-    "Merges steps within an episode: summed `reward`, last `next_state`, columns `discount` and `n`"
+    "Stage that merges n steps: `reward` is their discounted sum; adds columns `discount` and `n`"
 
     _buffers = '_held', '_out'
     arguments = 'n', 'gamma'
 
     def __init__(
         self,
-        source,  # a pipe of Steps, one row a step
-        n: int,  # how many steps at most; 1 only adds the columns
-        gamma: float,  # how much a reward is worth one step later, from 0 to 1
-        last=(MASK, SUCCESS),  # columns taken from the last step, as `next_state` is, if present
+        source,  # a pipe of Steps, one row for each step
+        n: int,  # maximal number of steps to merge; 1 only adds the columns
+        gamma: float,  # discount factor γ, from 0 to 1
+        # columns that come from the last step, as `next_state` does, if they exist
+        last=(MASK, SUCCESS),
     ):
         self.last = (last,) if isinstance(last, str) else tuple(last)
         self.n = as_integer('NStep', 'n', n, 1, 2**31 - 1)
@@ -198,8 +199,8 @@ class NStep(Waits):
     def merge(
         self,
         steps: Steps,  # the next block
-    ) -> Steps:  # the merged rows that it completes, perhaps none
-        "Take a block; a block that doesn't fit is refused whole, and nothing has changed"
+    ) -> Steps:  # the merged rows that it completes, possibly none
+        "Add a block and return the rows it completes; an invalid block changes nothing"
         w = self._held
         if (raw := w.known(steps)) is None:
             raw = self._make_room(steps)
@@ -221,7 +222,7 @@ class NStep(Waits):
 
     @property
     def waiting(self) -> int:
-        "How many rows wait for steps to come"
+        "Return the number of steps whose merged row is not complete"
         return int(np.minimum(self._held.counts, self.n - 1).sum())
 
     def __iter__(self):
@@ -235,7 +236,7 @@ class NStep(Waits):
             yield from self._hand_out([self.flush()])
 
     def flush(self) -> Steps:  # in the order of `env_id`
-        "Return the rows of all starts that wait, of which there must be one at least"
+        "Return the merged rows of all waiting steps, of which there must be at least one"
         w = self._held
         layout = w.gate.layout
         found = w.note_rest()
@@ -251,14 +252,14 @@ def _check_columns(dtype):
 # %% ../../nbs/stages/nstep.ipynb #e494543f
 @stage('n_skip')
 class NSkip(Pipe):
-    "Keeps the first step of each episode, every `n`-th step after it, and the last one"
+    "Stage that keeps the first step of each episode, every `n`-th after it, and the last one"
 
     _buffers = ('_gate',)
 
     def __init__(
         self,
-        source,  # a pipe of Steps, one row a step
-        n: int,  # of how many steps one is kept; 1 keeps all
+        source,  # a pipe of Steps, one row for each step
+        n: int,  # one of `n` steps is kept; 1 keeps all
     ):
         self.n = as_integer('NSkip', 'n', n, 1, 2**31 - 1)
         super().__init__(source)
@@ -280,8 +281,8 @@ class NSkip(Pipe):
     def skip(
         self,
         steps: Steps,  # a block
-    ) -> Steps:  # those of its rows that are kept, perhaps none
-        "Return what is kept of a block"
+    ) -> Steps:  # the kept rows, possibly none
+        "Return the kept rows of a block"
         rows, layout = self._gate.check(steps)
         self._gate.layout = layout
         step = rows['step_n']

@@ -28,8 +28,8 @@ from ..steps.nested import named_leaves, nested_dtype, pick, put
 # %% ../../nbs/stages/recorded.ipynb #b4e34da0
 def table_columns(
     x,  # a dict, an open archive, an object with attributes, a table, or a path
-):  # what gives an array by its name, or None
-    "The columns of recorded data, whatever it came in"
+):  # a function that returns the array of a name, or None
+    "Return access to the columns of recorded data of any kind"
     if isinstance(x, (str, Path)):
         x = read_table(Path(x))
     if isinstance(x, Mapping):
@@ -43,13 +43,13 @@ def table_columns(
 
 # %% ../../nbs/stages/recorded.ipynb #b4e34da2
 def read_table(
-    path: Path,  # of a file `.npz` or `.parquet`
-):  # what `table_columns` takes
+    path: Path,  # of a `.npz` or `.parquet` file
+):  # an argument for `table_columns`
     "Open a file"
     kind = path.suffix.lower()
     if kind not in ('.npz', '.parquet'):
-        expected = 'a path that ends with .npz or .parquet'
-        raise ArgumentError('Episodes', 'a file', str(path), expected)
+        expected = 'a path that ends in .npz or .parquet'
+        raise ArgumentError('Episodes', 'a file has an unknown type', str(path), expected)
     try:
         if kind == '.npz':
             return NpzFile(path)
@@ -62,14 +62,14 @@ def read_table(
         ) from None
     except Exception as e:
         got = ' '.join(in_words(e).split())[:200]
-        expected = f'a whole file {kind}'
-        raise ArgumentError('Episodes', f"{path} can't be read", got, expected) from None
+        expected = f'a complete file {kind}'
+        raise ArgumentError('Episodes', f"{path} cannot be read", got, expected) from None
 
 # %% ../../nbs/stages/recorded.ipynb #79e7df90
 def as_array(
-    x,  # numbers: an array, a tensor, a list, a column of Arrow; or dicts and tuples of these
+    x,  # numbers: an array, tensor, list, or column of Arrow; or dicts and tuples of these
 ):  # arrays, in the same dicts and tuples
-    "Recorded numbers as arrays"
+    "Return recorded numbers as arrays"
     if isinstance(x, Mapping):
         return {k: as_array(v) for k, v in x.items()}
     if isinstance(x, tuple):
@@ -83,7 +83,7 @@ def as_array(
 
 
 def _of_arrow(column):
-    "A column of Arrow; lists become further dimensions, structs become dicts"
+    "Return a column of Arrow as an array; lists become further axes, structs become dicts"
     column = column.combine_chunks() if hasattr(column, 'combine_chunks') else column
     fields = getattr(column.type, 'fields', None)
     if fields:
@@ -110,14 +110,14 @@ NAMES = dict(
     terminated='terminations terminated terminals terminal dones done',
     truncated='truncations truncated timeouts timeout',
     episode='episode episode_id episode_index',
-)  # by which a column of a row may be called in recorded data
+)  # names in recorded data, by column
 
 # %% ../../nbs/stages/recorded.ipynb #9cba63a3
-_ANY = spaces.Discrete(1)  # the dtypes of states and actions are those of the arrays
+_ANY = spaces.Discrete(1)  # states and actions get the dtypes of the arrays
 
 
 def _row_dtype(values):
-    "Make the dtype of rows with these arrays"
+    "Return the dtype of rows with these arrays"
     plain = step_dtype(_ANY, _ANY)
     fields = {name: plain[name] for name in plain.names}
     for name, x in values.items():
@@ -127,7 +127,7 @@ def _row_dtype(values):
 
 # %% ../../nbs/stages/recorded.ipynb #d921e5ec
 class _Recorded:
-    "The arrays of one item, checked"
+    "Checked arrays of one item"
 
     def __init__(self, item, names, extra, first, env_id):
         where = f'{item}, ' if isinstance(item, (str, Path)) else ''
@@ -143,13 +143,13 @@ class _Recorded:
                 self.refuse(column, 'none', f'one of {", ".join(names[column].split())}')
         env = get('env_id')
         if env is not None and len(np.unique(as_array(env))) > 1:
-            remedy = 'give the rows of each environment an item'
+            remedy = 'make one item for each environment'
             self.refuse('env_id', 'several environments', 'one', remedy)
         for column in 'reward', 'terminated', 'truncated':
             a = self.columns[column]
             shape = [0, 0] if isinstance(a, (dict, tuple)) else list(np.shape(a))
             if a is not None and len(shape) != 1:
-                self.refuse(column, f'shape {shape}', 'a number a step')
+                self.refuse(column, f'shape {shape}', 'one number for each step')
         self.n = len(self.columns['reward'])
 
     def _array(self, get, column, names):
@@ -163,14 +163,14 @@ class _Recorded:
                 # numpy advises to run what is in the file
                 objects = 'allow_pickle' in str(e)
                 got = 'Python objects' if objects else in_words(e)
-                remedy = 'save episodes one after the other, with flags where they end'
+                remedy = 'save episodes one after the other, with flags for their ends'
                 self.refuse(column, got, 'an array of numbers', remedy if objects else None)
 
     def refuse(self, column, got, expected, remedy=None):
         raise BlockError('Episodes', f'{self.at}, {column!r}', got, expected, remedy)
 
     def check_length(self, column, n):
-        "Refuse a column that does not have `n` rows of numbers"
+        "Raise if a column does not have `n` rows of numbers"
         for name, a in named_leaves(self.columns[column], column):
             if a.ndim < 1 or len(a) != n:
                 self.refuse(name, f'{len(a) if a.ndim else "no"} rows', f'{n}')
@@ -185,7 +185,7 @@ class _Recorded:
             self.check_length('next_state', self.n)
             return state, self.columns['next_state']
         if {len(a) if a.ndim else 0 for _, a in named_leaves(state)} == {self.n}:
-            expected = f'{self.n + 1}, or next states beside them'
+            expected = f'{self.n + 1}, or an array of next states'
             remedy = 'add the state after the last step'
             self.refuse('state', f'{self.n} rows, as many as steps', expected, remedy)
         self.check_length('state', self.n + 1)
@@ -197,15 +197,15 @@ class _Recorded:
         if a is None:
             return np.zeros(self.n, bool)
         self.check_length(column, self.n)
-        a = a.view(np.uint8) if a.dtype == bool else a  # a damaged file may have any byte
+        a = a.view(np.uint8) if a.dtype == bool else a  # a damaged file may contain any byte
         wrong = np.flatnonzero((a != 0) & (a != 1))
         if len(wrong):
             got = f'{a[wrong[0]]} in step {wrong[0] + 1}'
-            self.refuse(column, got, '0 or 1', 'say where episodes end')
+            self.refuse(column, got, '0 or 1', 'mark the ends of episodes with 1')
         return a.astype(bool)
 
     def starts(self, ends):
-        "Return where episodes begin: after those that end, and where their number changes"
+        "Return where episodes begin: after an end, and where their number changes"
         if not self.n:
             return np.zeros(0, int)
         new = np.r_[True, ends[:-1]]
@@ -215,13 +215,13 @@ class _Recorded:
             new[1:] |= episode[1:] != episode[:-1]
         starts = np.flatnonzero(new)
         if self.columns['next_state'] is None and len(starts) > 1:
-            got = f'an end in step {starts[1]} of {self.n}'
-            remedy = 'give one episode an item, or next states'
-            self.refuse('terminated or truncated', got, 'an end in the last step', remedy)
+            got = f'the end of an episode in step {starts[1]} of {self.n}'
+            remedy = 'make one item for each episode, or add next states'
+            self.refuse('terminated or truncated', got, 'an end in the last step only', remedy)
         return starts
 
     def rows(self, dtype):
-        "Return a structured array, one row a step, and how many episodes there are"
+        "Return a structured array, one row for each step, and the number of episodes"
         state, next_state = self.states()
         values = {name: self.columns[name] for name in self.kept}
         values |= dict(state=state, next_state=next_state)
@@ -232,7 +232,7 @@ class _Recorded:
         dtype = dtype or _row_dtype(values)
         for name, x in values.items():
             if nested_dtype(x) != dtype[name]:
-                remedy = 'give all episodes the same dtypes'
+                remedy = 'use the same dtypes in all episodes'
                 self.refuse(name, nested_dtype(x), dtype[name], remedy)
         values |= dict(terminated=terminated, truncated=truncated, reward=self.columns['reward'])
         rows = np.zeros(self.n, dtype)
@@ -248,7 +248,7 @@ class _Recorded:
 # %% ../../nbs/stages/recorded.ipynb #cfb266c3
 @stage('episodes')
 class Episodes(Positioned):
-    "Rows from arrays of whole episodes, by `names`: dicts, `.npz`, Parquet, Arrow, Hugging Face"
+    "Stage that yields recorded episodes as rows, from dicts, `.npz`, Parquet, Arrow, Hugging Face"
 
     _dtype = None  # of the rows so far
 
@@ -256,7 +256,7 @@ class Episodes(Positioned):
         self,
         source,  # a pipe or a list of items, or one item: a dict of arrays, a table or a path
         keep=(),  # names of further arrays to keep as columns
-        env_id: int = 0,  # the number of their environment
+        env_id: int = 0,  # the id of their environment
         **names,  # array names: state, action, reward, next_state, terminated, truncated, episode
     ):
         self.keep = (keep,) if isinstance(keep, str) else tuple(keep)
@@ -265,7 +265,7 @@ class Episodes(Positioned):
             self._given = dict(names=Parameter.empty)  # for the repr
         for n in names.keys() - NAMES.keys():
             raise ArgumentTypeError(
-                'Episodes', 'an argument', repr(n), f'one of {", ".join(NAMES)}'
+                'Episodes', 'an argument is unknown', repr(n), f'one of {", ".join(NAMES)}'
             )
         self.env_id = as_integer('Episodes', 'env_id', env_id)
         single = isinstance(source, (str, Path, Mapping)) or hasattr(source, 'column_names')
@@ -279,15 +279,15 @@ class Episodes(Positioned):
             yield self.rows_of(item)
         self.place = 0
 
-    def rows_of(self, item) -> Steps:  # one row a step
-        "The rows of the next `item`, arrays by name"
+    def rows_of(self, item) -> Steps:  # one row for each step
+        "Return the rows of the next `item`, a set of named arrays"
         if isinstance(item, Steps):
             raise ArgumentTypeError(
                 'Episodes',
-                'an item of its source',
+                'items of its source must be arrays by name',
                 'Steps',
-                'arrays by name',
-                'leave this stage out',
+                None,
+                'remove this stage',
             )
         recorded = _Recorded(item, self.names, self.keep, self.place + 1, self.env_id)
         rows, n = recorded.rows(self._dtype)

@@ -28,10 +28,10 @@ from ..pipe import Holding
 # %% ../../nbs/stages/waiting.ipynb #a2526ce7
 @njit(inline=True)
 def unseen(p, length, stride):
-    "How many of an episode's first `p` steps are in no window that is complete by then"
+    "Return how many of the first `p` steps of an episode are in no window complete by then"
     if p < length:
         return p
-    # a division costs more than all the rest
+    # a division costs more than everything else
     return 0 if stride == 1 else (p - length) % stride
 
 # %% ../../nbs/stages/waiting.ipynb #acc653d1
@@ -41,7 +41,7 @@ _SHIFT, _PAD, _DROP, _EACH = range(4)
 
 @njit(inline=True)
 def tail_start(p, length, stride, tail):
-    "Return where the last window of an episode of `p` steps starts, from 0; -1: nothing is left"
+    "Return where the last window of an episode of `p` steps starts, from 0, or -1 if none is left"
     if tail == _EACH:
         return max(p - length + 1, 0)  # with those after it
     left = unseen(p, length, stride)
@@ -52,17 +52,17 @@ def tail_start(p, length, stride, tail):
     return p - length if tail == _SHIFT else p - left - (length - stride)
 
 # %% ../../nbs/stages/waiting.ipynb #f43d2910
-# what stands where in a plan, after the places of `RowLayout`
+# positions in a plan, after those of `RowLayout`
 LENGTH, STRIDE, TAIL, OWN = range(7, 11)
-GOES_ON, ENDED, BROKE_OFF = range(3)  # what becomes of an episode after a window of it
-# in `ahead`, after what the rule wants to know
+GOES_ON, ENDED, BROKE_OFF = range(3)  # state of an episode after a window of it
+# positions in `ahead`, after the entries of the rule
 _COUNT = 3
 _NEWEST = 4
 
 
 @njit(inline=True)
 def _note(notes, at, slot, newest, start, end, after):
-    "Write down a window, if there is one; the next free place"
+    "Note a window, if there is one; return the next free position"
     if start < 0 or start == end:
         return at
     notes[at, 0], notes[at, 1], notes[at, 2], notes[at, 3], notes[at, 4] = (
@@ -77,7 +77,7 @@ def _note(notes, at, slot, newest, start, end, after):
 # %% ../../nbs/stages/waiting.ipynb #9eadfc8c
 @njit
 def look(rows, held):
-    "Return how many windows a block completes (0: its rows were kept); -1: Python must check it"
+    "Return how many windows a block completes (0: its rows were kept), or -1: Python must check it"
     number, last, counts, ahead, notes, _, plan = held
     size = plan[SIZE]
     length = plan[LENGTH]
@@ -134,7 +134,7 @@ def keep(rows, held):
         if ahead[slot, _NEWEST] != i:
             continue
         p = counts[slot] = ahead[slot, _COUNT]
-        # from the newest on back, as far as a window reaches
+        # from the newest row back, as far as a window reaches
         while row >= 0 and p > max(counts[slot] - length, 0):
             p -= 1
             memmove(
@@ -148,18 +148,18 @@ def keep(rows, held):
 
 @njit(inline=True)
 def row_place(block, ring, size, length, slot, t, i):
-    "The address of step `t` of a window, which is row `i` of the block, or was there before (-1)"
+    "Return the address of step `t` of a window: row `i` of the block, or an earlier one (-1)"
     return block + i * size if i >= 0 else ring + (slot * length + t % length) * size
 
 # %% ../../nbs/stages/waiting.ipynb #011aab45
 class Waiting:
-    "The last rows of each environment, and the windows of them that a block completes"
+    "Last rows of each environment, and the windows that a block completes"
 
     def __init__(
         self,
-        gate: BlockGate,  # what a block must be; `own` of its layouts continues the plan
-        length: int,  # rows of a window
-        stride: int,  # steps from the start of one to the start of the next
+        gate: BlockGate,  # the validator of blocks; `own` of its layouts continues the plan
+        length: int,  # rows in a window
+        stride: int,  # steps from the start of one window to the next
         tail: str,  # ends of episodes: one of `TAILS`
     ):
         self.gate = gate
@@ -180,11 +180,11 @@ class Waiting:
 
     @property
     def counts(self) -> np.ndarray:
-        "Steps of the running episodes, by slot"
+        "Return the steps of unfinished episodes, by slot"
         return self.held[2][: len(self.envs.ids)]
 
-    def known(self, steps) -> np.ndarray:  # bytes; None: it needs a closer look
-        "A block that can be looked at as it is"
+    def known(self, steps) -> np.ndarray:  # bytes; None: it needs a full check
+        "Return the bytes of a block with known columns and shape"
         if (
             isinstance(steps, Steps)
             and (rows := steps.rows).ndim < 2
@@ -211,12 +211,13 @@ class Waiting:
         ring = grown(ring, slots * self.rule[0] * layout.dtype.itemsize, 0)
         counts = grown(counts, slots, 0)
         held = envs.number, envs.last, counts, grown(ahead, slots), notes, ring, plan
-        vars(self).update(envs=envs, held=held)  # in one call, which no interrupt divides
+        # a single call, so that an interrupt cannot split it
+        vars(self).update(envs=envs, held=held)
         self.gate.layout = layout
         return rows.view(np.uint8)
 
-    def note_rest(self) -> int:  # how many there are
-        "Note the windows of all running episodes, by `env_id`"
+    def note_rest(self) -> int:  # their number
+        "Note the windows of all unfinished episodes, by `env_id`"
         notes = []
         slots = self.counts.nonzero()[0]
         for slot in slots[self.envs.ids[slots].argsort()]:
@@ -229,11 +230,11 @@ class Waiting:
         return len(notes)
 
     def end(self):
-        "The stream has ended: no episode runs now"
+        "End the stream: no episode is unfinished any more"
         self.held[2][:] = 0
 
     def snapshot(self) -> dict:  # plain data and tensors
-        "Return the slots of running episodes and how many steps each has; None: no columns yet"
+        "Return the slots of unfinished episodes and their numbers of steps; None: no columns yet"
         if self.gate.layout is None:
             return None
         slots = self.counts.nonzero()[0]
@@ -241,7 +242,7 @@ class Waiting:
         return dict(counts=torch.from_numpy(self.counts[slots]), rows=pack(Steps(rows)))
 
     def load(self, state: dict):
-        "Hold what was saved; a `StateError` if it doesn't fit"
+        "Load a saved state; raise `StateError` if it does not fit"
         who = self.gate.who
         length = self.rule[0]
         form = dict(counts=array(np.int64, None, low=1, high=2**60), rows=block)
@@ -250,14 +251,21 @@ class Waiting:
         rows = state['rows'].rows
         n = len(counts)
         if rows.shape != (n, length):
-            raise StateError(who, 'saved rows', f'shape {rows.shape}', (n, length))
+            raise StateError(
+                who, 'the saved rows have a wrong shape', f'shape {rows.shape}', (n, length)
+            )
         newest = rows[np.arange(n), (counts - 1) % length]
         try:
             self.make_room(Steps(newest))
         except BlockError as e:
-            raise StateError(who, 'saved rows that are damaged', e) from e
+            raise StateError(who, 'the saved rows are damaged', e) from e
         if len(self.envs) != n:
-            raise StateError(who, 'saved rows', f'{len(self.envs)} environments', n)
+            raise StateError(
+                who,
+                'the saved rows belong to a wrong number of environments',
+                f'{len(self.envs)} environments',
+                n,
+            )
         self.counts[:n] = counts
         self.held[5][: rows.nbytes] = rows.view(np.uint8).ravel()
         for slot, row in enumerate(newest):
@@ -265,9 +273,9 @@ class Waiting:
 
 # %% ../../nbs/stages/waiting.ipynb #86bd0116
 class Waits(Holding):
-    "The base of stages that hold a `Waiting` as `_held`; `_new` makes an empty one"
+    "Base class of stages that keep a `Waiting` as `_held`; `_new` makes an empty one"
 
-    arguments = ()  # names of the attributes that a saved stage must have in common with this one
+    arguments = ()  # names of the attributes that a saved stage must share with this one
 
     def form(self) -> dict:
         "Return the form of a saved state"

@@ -11,21 +11,21 @@ from .errors import ArgumentTypeError, BlockError
 
 # %% ../../nbs/steps/batches.ipynb #c9119d73
 class Sequences(Steps):
-    "Steps of shape [B, length]; `index`, `weight` and `hidden` belong to whole sequences"
+    "Batch of sequences: steps of shape [B, length]; `index`, `weight`, `hidden` have shape [B]"
 
     __slots__ = ('_each', '_split')
 
     def __init__(
         self,
         rows,  # a structured array [B, length], or `Steps` of this shape on any device
-        each: Steps,  # of shape [B]: what belongs to each sequence
-        split: int = 0,  # how many steps are burn-in
+        each: Steps,  # the columns of whole sequences, of shape [B]
+        split: int = 0,  # number of burn-in steps
     ):
         steps = rows if isinstance(rows, Steps) else Steps(rows)
         for slot in '_rows', '_block', '_dtype', '_replay', '_plain':
             setattr(self, slot, getattr(steps, slot))
         if self._block is not None:
-            # the copy need not be waited for
+            # the copy need not be complete
             if self.device.type == 'cuda':
                 each = each.pin_memory()
             each = each.to(self.device, non_blocking=True)
@@ -34,12 +34,12 @@ class Sequences(Steps):
 
     @property
     def burn_in(self):
-        "The first steps, which only warm up the recurrent state"
+        "Return the first steps, which only warm up the recurrent state"
         return self[:, : self._split]
 
     @property
     def train(self):
-        "The steps to learn from"
+        "Return the steps after the burn-in, which are used for training"
         return self[:, self._split :]
 
     def __reduce__(self):
@@ -54,7 +54,7 @@ class Sequences(Steps):
         return super().__getattr__(name)
 
     def __getitem__(self, i):
-        "A column by name, or a part; a part that cuts across sequences is plain `Steps`"
+        "Return a column by name, or a part; a part that cuts across sequences is plain `Steps`"
         if isinstance(i, str):
             return self._each[i] if i in self._each.dtype.names else super().__getitem__(i)
         part = super().__getitem__(i)
@@ -89,18 +89,20 @@ class Sequences(Steps):
             return steps
         for b in blocks:
             if b._split != self._split:
-                raise BlockError('Steps.cat', 'different burn_in', b._split, self._split)
+                raise BlockError(
+                    'Steps.cat', 'the blocks have different burn_in', b._split, self._split
+                )
         return Sequences(steps, Steps.cat([b._each for b in blocks]), self._split)
 
     def update_priorities(
         self,
-        td,  # TD errors of the steps to learn from, [B, length - burn_in]
+        td,  # TD errors of the steps after the burn-in, [B, length - burn_in]
     ):
-        "Return a TD error for each step to the replay"
+        "Set priorities from TD errors, in the replay from which this batch was sampled"
         if self._replay is None:
             raise ArgumentTypeError(
                 'Sequences.update_priorities',
-                'these sequences were not drawn from a replay in this process',
+                'these sequences were not sampled from a replay in this process',
             )
         self._replay.update_priorities(self['index'], td)
 
@@ -109,7 +111,7 @@ class Sequences(Steps):
         return f'Sequences{steps}\nand for each of them: {self._each!r}'
 
     def asdict(self) -> dict:  # name → tensor
-        "All columns by name, on the same memory"
+        "Return all columns by name, on the same memory"
         return {**super().asdict(), **self._each.asdict()}
 
     def __eq__(self, other):
@@ -131,14 +133,14 @@ class Sequences(Steps):
 
 # %% ../../nbs/steps/batches.ipynb #6904a1b3
 def each_of(
-    batch: Steps,  # that was drawn
+    batch: Steps,  # a batch
 ) -> Steps:  # one row for each key
-    "What belongs to each draw: of sequences their columns, of rows the rows"
+    "Return the columns of whole sequences, or the rows themselves"
     return batch._each if isinstance(batch, Sequences) else batch
 
 
 def burn_in_of(
-    batch: Steps,  # that was drawn
-) -> int:  # 0 of rows
-    "How many steps of each draw are burn-in"
+    batch: Steps,  # a batch
+) -> int:  # 0 for rows
+    "Return the number of burn-in steps in each sequence"
     return batch._split if isinstance(batch, Sequences) else 0

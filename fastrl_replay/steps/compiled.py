@@ -19,7 +19,7 @@ from numba.np.arrayobj import np_cfarray
 # %% ../../nbs/steps/compiled.ipynb #58fdb296
 @contextmanager
 def interrupts_wait():
-    "Ctrl-C waits until this is done; a second one doesn't"
+    "Delay Ctrl-C until the block is done; a second Ctrl-C comes at once"
     before = signal.getsignal(signal.SIGINT)
     came = []
 
@@ -31,7 +31,7 @@ def interrupts_wait():
     main = threading.current_thread() is threading.main_thread()
     if not main or not callable(before):
         yield
-        return  # no KeyboardInterrupt comes here
+        return  # there is no KeyboardInterrupt here
     signal.signal(signal.SIGINT, later)
     try:
         yield
@@ -43,8 +43,8 @@ def interrupts_wait():
 # %% ../../nbs/steps/compiled.ipynb #eaa320de
 def njit(
     f=None,  # a function of numbers and arrays
-    nogil: bool = False,  # release the GIL; worth it if `f` copies megabytes
-    inline: bool = False,  # becomes part of kernels that call it; for a few lines
+    nogil: bool = False,  # release the GIL; useful if `f` copies megabytes
+    inline: bool = False,  # compile it into the kernels that call it; for a few lines
 ):
     "Compile `f` with numba, and cache the machine code on disk if `f` comes from a file"
     if f is None:
@@ -52,7 +52,7 @@ def njit(
     in_notebook = not Path(f.__code__.co_filename).exists()
     # C calls none of them
     how = dict(nogil=nogil, inline='always' if inline else 'never', no_cfunc_wrapper=True)
-    # there, what it calls may change, and it not
+    # in a notebook, the functions that it calls can change without it
     try:
         kernel = numba.njit(f, cache=not in_notebook, **how)
     except RuntimeError:
@@ -61,7 +61,7 @@ def njit(
     compile_ = kernel._compile_for_args
     kernel.is_ours = True
 
-    def undivided(*args, **kwargs):  # numba calls it once for each kind of arguments
+    def undivided(*args, **kwargs):  # numba calls it once for each combination of types
         with interrupts_wait(), _nothing_collected():
             return compile_(*args, **kwargs)
 
@@ -71,7 +71,7 @@ def njit(
 
 @contextmanager
 def _nothing_collected():
-    "A tenth of the compiler's time would go into looking for garbage in all that is imported"
+    "Turn off garbage collection, which would take a tenth of the compiler's time"
     was = gc.isenabled()
     gc.disable()
     try:
@@ -83,7 +83,7 @@ def _nothing_collected():
 # %% ../../nbs/steps/compiled.ipynb #1d351cac
 @intrinsic
 def memmove(ctx, dst, src, n):
-    "Inside a kernel: copy `n` bytes from one address to another; they may overlap"
+    "Copy `n` bytes from one address to another, inside a kernel; they may overlap"
 
     def codegen(context, builder, signature, args):
         pointer = cgutils.voidptr_t
@@ -102,7 +102,7 @@ def _prefetch_line(ctx, address):
             cgutils.ir.VoidType(), [cgutils.voidptr_t, number, number, number]
         )
         f = cgutils.get_or_insert_function(builder.module, kind, 'llvm.prefetch.p0')
-        # to be read, soon, data
+        # for reading, soon, data
         builder.call(f, [to, *(cgutils.ir.Constant(number, x) for x in (0, 3, 1))])
         return context.get_dummy_value()
 
@@ -111,13 +111,13 @@ def _prefetch_line(ctx, address):
 
 @njit(inline=True)
 def prefetch(address, n):
-    "Inside a kernel: let the processor fetch `n` bytes from an address, without waiting for them"
+    "Prefetch `n` bytes from an address, inside a kernel, without waiting for them"
     for i in range(0, n, 64):
         _prefetch_line(address + i)
 
 # %% ../../nbs/steps/compiled.ipynb #e4ca66d3
 def _reader(number):
-    "A decorator: the function becomes one that kernels call, which gives numbers of this type"
+    "Return a decorator that makes a kernel function for numbers of this type"
 
     def made(f):
         def read(ctx, address, shape):
@@ -143,34 +143,34 @@ def _reader(number):
 # %% ../../nbs/steps/compiled.ipynb #2194958e
 @_reader(types.uint8)
 def bytes_at(address, n):
-    "Inside a kernel: the `n` bytes at an address as an array; `n` may be a shape"
+    "Return the `n` bytes at an address as an array, inside a kernel; `n` may be a shape"
 
 
 @_reader(types.int32)
 def ints_at(address, n):
-    "The same for numbers of 4 bytes"
+    "Do the same as `bytes_at` for integers of 4 bytes"
 
 
 @_reader(types.int64)
 def longs_at(address, n):
-    "The same for numbers of 8 bytes"
+    "Do the same as `bytes_at` for integers of 8 bytes"
 
 
 @_reader(types.uint32)
 def words_at(address, n):
-    "The same for numbers of 4 bytes without a sign"
+    "Do the same as `bytes_at` for unsigned integers of 4 bytes"
 
 
 @_reader(types.float32)
 def floats_at(address, n):
-    "The same for floats of 4 bytes"
+    "Do the same as `bytes_at` for floats of 4 bytes"
 
 # %% ../../nbs/steps/compiled.ipynb #2194958d
-SAY_AFTER = 2.0  # seconds of compiling before a line says so
+SAY_AFTER = 2.0  # seconds of compiling before a message
 
 
 class _Compiling(event.Listener):
-    "Says that kernels are being compiled, where this takes long"
+    "Listener that prints a message if compiling kernels takes long"
 
     # depth: a kernel compiles those that it calls
     spent = 0.0
@@ -204,6 +204,6 @@ class _Compiling(event.Listener):
             self.spent += time.monotonic() - self.since
 
 # %% ../../nbs/steps/compiled.ipynb #2194958f
-# nbdev-test saves what it sees
+# nbdev-test saves what is printed
 if 'IN_TEST' not in os.environ:
     event.register('numba:compile', _Compiling())

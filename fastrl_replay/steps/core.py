@@ -7,6 +7,7 @@ __all__ = ['Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'steps
            'joined', 'same_fields', 'replay_of', 'set_replay', 'pack', 'unpack', 'set_flags']
 
 # %% ../../nbs/steps/core.ipynb #6b42f5ec
+from collections.abc import Iterator
 import numpy as np, torch
 from gymnasium.spaces import Discrete
 from torch import from_numpy
@@ -31,42 +32,42 @@ from fastrl_replay.steps.row_dtypes import (
 
 # %% ../../nbs/steps/core.ipynb #dee459a4
 class Steps:
-    "A block of environment steps, one row a step; columns are tensors that share its memory"
+    "Block of environment steps, one row for each step; its columns are tensors that share memory"
 
     __slots__ = ('_rows', '_block', '_dtype', '_replay', '_plain', '__weakref__')
 
     def __init__(
         self,
-        rows: np.ndarray,  # a structured array of any shape, one element a step
+        rows: np.ndarray,  # a structured array of any shape, one element for each step
     ):
         if not isinstance(rows, np.ndarray) or rows.dtype.names is None:
             found = f'{type(rows).__name__} {getattr(rows, "dtype", "")}'.strip()
             raise ArgumentTypeError(
                 'Steps',
-                'rows',
+                'rows must be a structured array',
                 found,
-                'a structured numpy array',
-                'np.zeros(n, step_dtype(observation_space, action_space))',
+                None,
+                'use np.zeros(n, step_dtype(observation_space, action_space))',
             )
         self._rows = rows
         self._block = None
         self._dtype = rows.dtype
         self._replay = None
-        # columns that need no second look; who makes many blocks of one kind says which
+        # columns that need no further check; a caller that makes many such blocks passes them
         self._plain = ()
 
     @property
     def rows(self) -> np.ndarray:  # shares memory with the columns
-        "The structured array itself"
+        "Return the structured array"
         if self._rows is not None:
             return self._rows
         raise RuntimeError(
             problem(
                 'Steps',
-                'rows',
+                'rows needs a block in RAM',
                 f'a block on {self.device}',
-                'one in main memory',
-                ".to('cpu').rows",
+                None,
+                "use .to('cpu').rows",
             )
         )
 
@@ -79,10 +80,10 @@ class Steps:
     def __dir__(self):
         return [*object.__dir__(self), *self._dtype.names]
 
-    def __len__(self):
+    def __len__(self):  # a single step is a block of one
         return self.shape[0] if self.shape else 1  # a single step is a block of one
 
-    def __getattr__(self, name):  # columns are attributes too
+    def __getattr__(self, name) -> torch.Tensor:  # columns are attributes, too
         if name in self._plain:
             return from_numpy(self._rows[name])
         if name[:1] == '_':
@@ -93,21 +94,21 @@ class Steps:
 
     @property
     def dtype(self) -> np.dtype:
-        "The dtype of a row"
+        "Return the dtype of a row"
         return self._dtype
 
     @property
     def shape(self) -> tuple:
-        "The shape of the block of rows"
+        "Return the shape of the block"
         return (self._rows if self._block is None else self._block[..., 0]).shape
 
     @property
     def device(self) -> torch.device:
-        "Where the block lies"
+        "Return the device of the block"
         return torch.device('cpu') if self._block is None else self._block.device
 
     def __getitem__(self, i):
-        "A column by name; rows by number, slice, mask or array of numbers"
+        "Return a column by name, or rows by number, slice, mask or array of numbers"
         if isinstance(i, str):
             if i not in self._dtype.names:
                 raise KeyError(self._unknown(i))
@@ -118,7 +119,7 @@ class Steps:
         dots = any(x is Ellipsis for x in i)
         if self._block is not None:
             i = tuple(map(_torch_index, i))
-            # bytes are no axis
+            # the axis of bytes is not indexed
             return self._like(self._block[(*i, slice(None)) if dots else (*i, ..., slice(None))])
         i = tuple(x.cpu().numpy() if isinstance(x, torch.Tensor) else x for x in i)
         rows = self._rows[i if dots else (*i, ...)]
@@ -132,7 +133,7 @@ class Steps:
         )
 
     def _like(self, data):
-        "A block of the same columns, which knows the same replay"
+        "Return a block with the same columns and the same replay"
         new = Steps.__new__(Steps)
         isrows = isinstance(data, np.ndarray)
         new._rows, new._block = (data, None) if isrows else (None, data)
@@ -143,11 +144,11 @@ class Steps:
 
     @property
     def done(self) -> torch.Tensor:  # bool
-        "Where the episode ended: terminated or truncated"
+        "Return which episodes ended with the step: terminated or truncated"
         return self['terminated'] | self['truncated']
 
     def _bytes(self) -> torch.Tensor:  # [..., itemsize]
-        "The rows as a tensor of bytes, on the same memory where they are contiguous"
+        "Return the rows as a tensor of bytes, which shares their memory if they are contiguous"
         if self._block is not None:
             return self._block
         rows = np.ascontiguousarray(self._rows)
@@ -161,35 +162,33 @@ class Steps:
     def to(
         self,
         device,  # a torch device or its name
-        non_blocking: bool = False,  # don't wait for the copy (from pinned memory)
-    ) -> 'Steps':  # on that device; itself where it is there already
-        "The block on `device`, moved as one copy whatever the number of columns"
+        non_blocking: bool = False,  # if True, do not wait for the copy (from page-locked memory)
+    ) -> 'Steps':  # on that device; the block itself if it is there already
+        "Return the block on `device`, moved by a single copy of all columns"
         if self._block is None and torch.device(device).type == 'cpu':
             return self
         return self._of_bytes(self._bytes().to(device, non_blocking=non_blocking))
 
-    def pin_memory(
-        self, device=None
-    ) -> 'Steps':  # a copy in page-locked memory; itself where it lies on a device
-        "A copy of the block in page-locked memory, from which `to` can copy without waiting"
+    def pin_memory(self, device=None) -> 'Steps':  # in page-locked memory; itself if on a device
+        "Return a copy in page-locked memory, from which `to` can copy without waiting"
         return self._of_bytes(self._bytes().pin_memory()) if self.device.type == 'cpu' else self
 
-    def __iter__(self):
-        "One-row `Steps`, in order"
+    def __iter__(self) -> Iterator['Steps']:
+        "Yield single rows as `Steps`, in order"
         if not self.shape:
             raise ArgumentTypeError('Steps', 'a single step has no rows to iterate over')
         return (self[i] for i in range(len(self)))
 
-    def copy(self) -> 'Steps':  # with rows that are shared with no other block
-        "The same rows in new memory, for a stage that wants to change them"
+    def copy(self) -> 'Steps':  # its rows are shared with no other block
+        "Return the same rows in new memory, for a stage that changes them"
         return self._like(self._rows.copy() if self._block is None else self._block.clone())
 
     def asdict(self) -> dict:  # name → tensor
-        "All columns by name, on the same memory"
+        "Return all columns by name, on the same memory"
         return {n: self[n] for n in self._dtype.names}
 
     def _joined(self, steps, blocks):
-        return steps  # a subclass may have more to join than rows
+        return steps  # a subclass may join more than rows
 
     @classmethod
     def cat(
@@ -199,18 +198,18 @@ class Steps:
         "Join blocks along their first axis"
         blocks = [b if b.shape else b[None] for b in blocks]
         if not blocks:
-            raise ArgumentError('Steps.cat', 'nothing to join', 'no blocks', 'at least one')
+            raise ArgumentError('Steps.cat', 'there are no blocks to join')
         first = blocks[0]
         for b in blocks[1:]:
             _check_alike(b, first)
         joined = first._of_bytes(torch.cat([b._bytes() for b in blocks]))
-        # whose keys are whose?
+        # keys of different replays cannot be told apart
         if any(b._replay is not first._replay for b in blocks):
             joined._replay = None
         return first._joined(joined, blocks)
 
     def __eq__(self, other):
-        "Equal by value: the same columns, the same shape, the same numbers"
+        "Return True if columns, shape and values are equal"
         if not isinstance(other, Steps):
             return NotImplemented
         a = self.to('cpu').rows
@@ -221,13 +220,13 @@ class Steps:
 
     def update_priorities(
         self,
-        td,  # what was learned of each row: TD errors, a tensor or an array
+        td,  # TD errors, one for each row (tensor or array)
     ):
-        "Return a TD error for each row to the replay that this batch was drawn from"
+        "Set priorities from TD errors, in the replay from which this batch was sampled"
         if self._replay is None or 'index' not in self._dtype.names:
             raise ArgumentTypeError(
                 'Steps.update_priorities',
-                'these rows were not drawn from a replay in this process',
+                'these rows were not sampled from a replay in this process',
                 remedy='call it on a sampled batch, or use replay.update_priorities(keys, td)',
             )
         self._replay.update_priorities(
@@ -261,10 +260,10 @@ class Steps:
 
 # %% ../../nbs/steps/core.ipynb #bbd8ca50
 def column_of_rows(a: np.ndarray):  # one field of a structured array
-    "A field as a tensor, or as a dict or tuple of tensors, on the same memory"
+    "Return a field as a tensor, or as a dict or tuple of tensors, on the same memory"
     if a.dtype.names:
         return nest(a.dtype.names, lambda n: column_of_rows(a[n]))
-    # the same numbers, by the name that torch knows
+    # the same numbers, with a dtype name that torch knows
     if a.dtype.char in 'qQ':
         a = a.view(a.dtype.str)
     # torch has no read-only tensors
@@ -276,7 +275,7 @@ def column_of_bytes(
     dtype: np.dtype,  # of the field
     offset: int,  # of the field in the row
 ):
-    "The same for rows that are a tensor of bytes, on any device"
+    "Return a field of rows that are a tensor of bytes, on any device"
     if dtype.names:
         return nest(
             dtype.names, lambda n: column_of_bytes(block, dtype[n], offset + dtype.fields[n][1])
@@ -290,7 +289,7 @@ def column_of_bytes(
 
 # %% ../../nbs/steps/core.ipynb #981f3d34
 def plain_columns(dtype: np.dtype) -> frozenset:  # names
-    "The columns that are one tensor each, and neither a dict nor a tuple of them"
+    "Return the columns that are one tensor each, not a dict or tuple of tensors"
     return frozenset(n for n in dtype.names if dtype[n].names is None)
 
 # %% ../../nbs/steps/core.ipynb #19e44ed2
@@ -310,7 +309,7 @@ for name in step_dtype(Discrete(1), Discrete(1)).names:
 
 # %% ../../nbs/steps/core.ipynb #5c4053fe
 def _torch_index(x):
-    "What numpy takes for row numbers, for torch"
+    "Convert a row index of numpy to one of torch"
     if isinstance(x, (np.ndarray, list, range)):
         x = torch.as_tensor(np.asarray(x, None if len(x) else np.int64))
     takes_for_mask = isinstance(x, torch.Tensor) and x.dtype == torch.uint8
@@ -319,9 +318,9 @@ def _torch_index(x):
 # %% ../../nbs/steps/core.ipynb #5d1c0a72
 def steps_of_rows(
     rows: np.ndarray,  # structured
-    plain: frozenset,  # the `plain_columns` of its dtype, all of which torch knows
+    plain: frozenset,  # the `plain_columns` of its dtype, all known to torch
 ) -> Steps:
-    "A block as `Steps(rows)` makes one, without looking at what is known"
+    "Return `Steps(rows)` without its checks"
     new = Steps.__new__(Steps)
     new._rows = rows
     new._block = None
@@ -335,22 +334,23 @@ def steps_of_bytes(
     block: torch.Tensor,  # rows as bytes, [..., itemsize]
     dtype: np.dtype,  # of the rows
 ) -> Steps:  # on the same memory
-    "A block of rows that are bytes, on any device"
+    "Return a block of rows that are bytes, on any device"
     return Steps(np.empty(0, dtype))._like(block)
 
 
 def main_rows(
-    x,  # a block, or anything else
-) -> np.ndarray:  # structured; None: it is no block, or lies on a device
-    "The rows of a block in main memory"
+    x,  # a block, or any other object
+) -> np.ndarray:  # structured; None: it is not a block, or is on a device
+    "Return the rows of a block in RAM"
     return x._rows if isinstance(x, Steps) else None
 
 # %% ../../nbs/steps/core.ipynb #8e84057c
 def joined(
-    blocks,  # of the same columns, in one place
-    dtype: np.dtype = None,  # of rows that begin with these columns, and have more; None: no more
+    blocks,  # with the same columns, in one place
+    # of rows that begin with these columns and have further ones; None: no further columns
+    dtype: np.dtype = None,
 ) -> Steps:  # in the same place; further columns are 0
-    "Blocks one after the other"
+    "Join blocks one after the other"
     first = blocks[0]
     dtype = dtype or blocks[0].dtype
     parts = [_laid_out(b._bytes(), b.dtype, first.dtype) for b in blocks]
@@ -361,7 +361,7 @@ def joined(
 
 
 def _laid_out(block, dtype, wanted):
-    "Rows as bytes with their columns where another dtype has them"
+    "Return rows as bytes, with their columns at the offsets of a different dtype"
     if dtype == wanted:
         return block
     at = np.zeros(wanted.itemsize, np.int64)
@@ -372,17 +372,17 @@ def _laid_out(block, dtype, wanted):
 
 # %% ../../nbs/steps/core.ipynb #0fc2ded7
 def _check_alike(a, b):
-    "Raise where these can't be joined"
+    "Raise if these blocks cannot be joined"
     if a.dtype != b.dtype:
         differ = differing_columns(a.dtype, b.dtype)
-        raise BlockError('Steps.cat', 'different columns', differ, 'the same in all blocks')
+        raise BlockError('Steps.cat', 'the blocks have different columns', differ)
     got, expected = ((list(x.shape[1:]), str(x.device)) for x in (a, b))
     if got != expected:
-        raise BlockError('Steps.cat', 'different shapes or devices', got, expected)
+        raise BlockError('Steps.cat', 'the blocks have different shapes or devices', got, expected)
 
 # %% ../../nbs/steps/core.ipynb #9c27f4b9
 def same_fields(a, b) -> bool:
-    "Are two fields of rows equal by value, NaN equal to NaN?"
+    "Return True if two fields of rows are equal by value; NaN equals NaN"
     names = a.dtype.names
     if names or b.dtype.names:
         return names == b.dtype.names and all(same_fields(a[n], b[n]) for n in names)
@@ -391,45 +391,45 @@ def same_fields(a, b) -> bool:
 # %% ../../nbs/steps/core.ipynb #ad7de12c
 def replay_of(
     steps: Steps,  # a batch
-):  # a replay; None: these rows were drawn from none
-    "The replay that gets the TD errors of this block"
+):  # a replay; None: the rows were sampled from none
+    "Return the replay that gets the TD errors of this block"
     return steps._replay
 
 
 def set_replay(
     steps: Steps,  # a batch
-    replay,  # what has a method `update_priorities(keys, td)`; None: nothing
+    replay,  # an object with a method `update_priorities(keys, td)`; None: none
 ):
-    "Send TD errors of this block to a replay"
+    "Set the replay that gets the TD errors of this block"
     steps._replay = replay
 
 # %% ../../nbs/steps/core.ipynb #a7fb2ced
 def pack(steps: Steps) -> dict:  # plain data and tensors
-    "A block, or one of a subclass, for a checkpoint"
+    "Return a block, or one of a subclass, as plain data for a checkpoint"
     return steps._packed()
 
 
 def unpack(state: dict) -> Steps:  # in new memory
-    "The block that was packed; a `StateError` where it is none"
+    "Return the block that `pack` saved; raise `StateError` if the data is invalid"
     kinds = {c.__name__: c for c in (Steps, *Steps.__subclasses__())}
     try:
         return kinds[state['kind']]._unpacked(state)
     except StateError:
         raise
     except Exception as e:
-        raise StateError('unpack', 'a damaged saved block', f'{type(e).__name__}: {e}') from e
+        raise StateError('unpack', 'the saved block is damaged', f'{type(e).__name__}: {e}') from e
 
 # %% ../../nbs/steps/core.ipynb #ff700a8a
 def set_flags(
     rows: np.ndarray,  # structured, as they were saved
 ):
-    "Let flags have the bytes 0 and 1: numpy takes any other byte for 1, and torch does not"
+    "Set the bytes of flags to 0 or 1, because torch does not take other bytes as True"
     for _, a in leaves(rows):
         if a.dtype == bool:
             np.not_equal(a.view(np.uint8), 0, out=a)
 
 # %% ../../nbs/steps/core.ipynb #7744e2f5
 def _glimpse(a):
-    "The first numbers of `a`, on one line"
+    "Return the first numbers of `a`, on one line"
     s = ' '.join(np.array2string(a, threshold=8, edgeitems=2, precision=3).split())
     return s if len(s) <= 60 else s[:59] + '…'

@@ -23,18 +23,18 @@ from fastrl_replay.steps.row_dtypes import (
 )
 
 # %% ../../nbs/steps/episodes.ipynb #9e3b103e
-# what stands where in `RowLayout.at`
+# positions in `RowLayout.at`
 SIZE, ENV, EPISODE_N, STEP_N, TERMINATED, TRUNCATED, N_STEPS = range(7)
 
 
 class RowLayout:
-    "Where a kernel finds in a row of bytes to which episode it belongs"
+    "Offsets of the columns in a row of bytes that tell its episode"
 
     def __init__(
         self,
-        who: str,  # the stage or memory that asks, for errors
+        who: str,  # the name for errors
         dtype: np.dtype,  # of the rows
-        strict: bool = True,  # refuse a column `n` of another kind? If not, it means something else
+        strict: bool = True,  # if False, a column `n` of a different dtype is allowed, and ignored
     ):
         self.dtype, places = row_places(who, dtype, EPISODE)
         n = dtype['n'] if 'n' in dtype.names else None
@@ -42,29 +42,29 @@ class RowLayout:
         if strict and n is not None and not counts:
             raise BlockError(
                 who,
-                "column 'n'",
+                "column 'n' has a wrong dtype",
                 n,
-                'int32 or int64, the steps that an n-step row spans',
-                'rename a column that means something else',
+                'int32 or int64, the number of steps that an n-step row spans',
+                'rename the column if it means something else',
             )
         self.at = np.array([self.dtype.itemsize, *places, dtype.fields['n'][1] if counts else -1])
 
 # %% ../../nbs/steps/episodes.ipynb #99c608a9
-_u = np.uint64  # unsigned places spare kernels a test for negative ones
+_u = np.uint64  # unsigned indices save kernels a test for negative ones
 
 
 @njit(inline=True)
 def places_of(at):
-    "The places as a tuple: from an array, a kernel would read them anew for every row"
+    "Return the offsets as a tuple; from an array, a kernel would read them for every row"
     return at[0], at[1], at[2], at[3], at[4], at[5], at[6]
 
 
 @njit(inline=True)
 def row_ends(rows, row, at):
-    "Does the row whose bytes begin at `row` end its episode?"
+    "Return True if the row whose bytes begin at `row` ends its episode"
     n = _u(row + max(at[N_STEPS], 0))  # the number in its first four bytes, for either width
     more = rows[n + _u(1)] | rows[n + _u(2)] | rows[n + _u(3)]
-    single = (rows[n] <= 1) & (more == 0)  # no `and`: a branch would cost a loop 40 ns
+    single = (rows[n] <= 1) & (more == 0)  # not `and`: a branch would cost a loop 40 ns
     return ((rows[_u(row + at[TERMINATED])] | rows[_u(row + at[TRUNCATED])]) != 0) & (
         single | (at[N_STEPS] < 0)
     )
@@ -78,13 +78,14 @@ def continues(last, env, episode, step):
 
 @njit(inline=True)
 def note_row(last, env, episode, step, ended):
-    "This is the environment's last row now"
+    "Record this row as the environment's last one"
     last[env, 0], last[env, 1], last[env, 2] = episode, step, not ended
 
 # %% ../../nbs/steps/episodes.ipynb #a7c0de02
 def standing_dtype(rows: np.dtype) -> np.dtype:
-    "Make the dtype of what is kept of an environment between its steps"
-    # counts: episode, step, is it over (0, 1, or `UNKNOWN`)?, total reward, restarts in a row
+    "Return the dtype of the data kept for an environment between its steps"
+    # counts: episode, step, whether it is over (0, 1, or `UNKNOWN`), total reward, restarts in a
+    # row
     fields = [('env_id', 'i8'), ('counts', 'f8', 5)]
     return np.dtype([*fields, ('next_state', rows['next_state'])], align=True)
 
@@ -93,18 +94,18 @@ UNKNOWN = 2  # the next row begins an episode
 
 # %% ../../nbs/steps/episodes.ipynb #d89e4392
 def refuse_drawn(
-    who: str,  # the stage or memory, for errors
+    who: str,  # the name for errors
     dtype: np.dtype,  # of the rows
 ):
-    "Refuse rows that a replay has drawn"
+    "Raise if rows were sampled from a replay"
     if 'index' in (dtype.names or ()):
         raise BlockError(
             who,
-            "column 'index'",
-            'one that is there already, as in a batch of a replay',
-            'steps as they come',
+            "rows that a replay sampled cannot be added",
+            'the index column of a batch',
+            'steps of an environment',
             'put it before the replay; take rows for another memory with memory.take(batch.index); '
-            'give your column another name',
+            'rename the column if it is yours',
         )
 
 # %% ../../nbs/steps/episodes.ipynb #c385dc50
@@ -115,7 +116,7 @@ def _same_columns(who, layout, plain):
     wrong = [f'{n!r} is {new or "missing"}, not {old or "there"}' for n, (old, new) in differ]
     raise BlockError(
         who,
-        'a block with other columns than those before',
+        'the columns differ from earlier blocks',
         '; '.join(wrong) or plain,
         remedy=f'use one {who} for each kind of row',
     )
@@ -123,20 +124,22 @@ def _same_columns(who, layout, plain):
 # %% ../../nbs/steps/episodes.ipynb #bf3afdfb
 def _check_numbers(who, dtype):
     if dtype.hasobject:
-        row_places(who, dtype, {})  # it refuses them
+        row_places(who, dtype, {})  # raises
     for n, kind in foreign_columns(dtype):
-        raise BlockError(who, f'column {n!r}', kind, TORCH_NUMBERS)
-    # of shape [n,1] they would be broadcast to [n,n] in a learner
+        raise BlockError(
+            who, f'column {n!r} has a dtype that torch cannot use', kind, TORCH_NUMBERS
+        )
+    # with shape [n,1] a learner would broadcast them to [n,n]
     for n in 'reward', 'discount':
         shape = dtype[n].shape if n in dtype.names else ()
         if not shape or np.prod(shape) != 1:
             continue
         raise BlockError(
             who,
-            f'column {n!r}',
+            f'column {n!r} has a wrong shape',
             f'shape [n, {str(list(shape))[1:]}',
-            'shape [n], a number in each row',
-            f'rows from step_dtype, and rows[{n!r}] = array.reshape(-1)',
+            'shape [n], one number for each row',
+            f'make rows with step_dtype, and rows[{n!r}] = array.reshape(-1)',
         )
 
 # %% ../../nbs/steps/episodes.ipynb #a31c0de2
@@ -148,31 +151,33 @@ def _check_counters(who, rows):
     if unfilled.any():
         raise BlockError(
             who,
-            f"row {unfilled.argmax()} of the block: columns 'step_n' and 'episode_n'",
+            f"row {unfilled.argmax()} of the block: columns 'step_n' and 'episode_n' are 0",
             '0 in both',
             'numbers that count from 1',
-            'fill both columns in: step_n = 1, 2, 3, … within each episode, '
+            'fill in both columns: step_n = 1, 2, 3, … within each episode, '
             'and episode_n = 1, 2, … with each new one of its environment, as GymStepper does',
         )
 
 # %% ../../nbs/steps/episodes.ipynb #e90614c8
 def plain_rows(
-    who: str,  # the stage or memory, for errors
+    who: str,  # the name for errors
     steps,  # a block, or one row
-    remedy: str,  # what to do about blocks of other shapes
+    remedy: str,  # what to do about blocks of a different shape
 ) -> np.ndarray:  # 1-D and contiguous
-    "The rows of a block"
+    "Return the rows of a block"
     if not isinstance(steps, Steps):
         raise ArgumentTypeError(
             who,
-            'a block of rows',
+            'a block must be Steps',
             type(steps).__name__,
-            'Steps',
-            'Steps(rows) with rows from step_dtype',
+            None,
+            'use Steps(rows) with rows from step_dtype',
         )
     rows = steps.rows
     if rows.ndim > 1:
-        raise BlockError(who, 'a block of rows', f'shape {list(rows.shape)}', 'shape [n]', remedy)
+        raise BlockError(
+            who, 'a block has a wrong shape', f'shape {list(rows.shape)}', 'shape [n]', remedy
+        )
     # one row is a block of one; a slice with steps is copied
     return np.ascontiguousarray(rows.reshape(-1))
 
@@ -183,17 +188,17 @@ def _check_environments(who, rows):
         row = wrong.argmax()
         raise BlockError(
             who,
-            f"row {row} of the block, column 'env_id'",
+            f"row {row} of the block has a wrong number in column 'env_id'",
             rows['env_id'][row],
-            f'a number from 0 to {MAX_ENVS - 1}',
+            f'an integer from 0 to {MAX_ENVS - 1}',
             'number the environments from 0',
         )
 
 # %% ../../nbs/steps/episodes.ipynb #79c8734e
 def refuse_nan(
-    who: str,  # the stage or memory, for errors
-):  # for a gate's `refuses`
-    "Refuse rows with NaN in any column"
+    who: str,  # the name for errors
+):  # for the argument `refuses` of a gate
+    "Return a function that raises if a column of rows has a NaN"
 
     search = None
 
@@ -207,7 +212,7 @@ def refuse_nan(
         raise BlockError(
             who,
             f'row {row} of the block has a NaN in column {column!r} (env_id {rows["env_id"][row]})',
-            remedy='no space of floats contains NaN: fix the environment or the stage that made it',
+            remedy='fix the environment or the stage that produced it',
         )
 
     return refuses
@@ -217,20 +222,21 @@ _IN_ORDER = 'put it before the stage that makes sequences, or add them one by on
 
 
 class BlockGate:
-    """What a block of rows must be before a stage or a memory takes any of it
+    """Validator of blocks, applied before a stage or a memory takes any of their rows.
 
-    All later blocks must have the columns of the first one that is accepted.
+    All later blocks must have the columns of the first accepted block.
     """
 
     def __init__(
         self,
-        who: str,  # the stage or memory, for errors
-        layout=RowLayout,  # (who, dtype) → what the owner's kernel needs to know of these columns
-        refuses=None,  # (rows) → raises if the owner can't take them; None: no further check
-        shape_remedy: str = _IN_ORDER,  # what to do about blocks of other shapes
-        check=None,  # (dtype) → raises if the owner can't use such columns; None: any will do
-        takes_drawn: bool = False,  # may a replay have drawn the rows?
-        counted: bool = False,  # must `step_n` count, because the owner cuts episodes by it?
+        who: str,  # the name for errors
+        layout=RowLayout,  # (who, dtype) → what the owner's kernel needs of these columns
+        refuses=None,  # (rows) → raises if the owner cannot take them; None: no further check
+        shape_remedy: str = _IN_ORDER,  # what to do about blocks of a different shape
+        check=None,  # (dtype) → raises if the owner cannot use such columns; None: all are allowed
+        takes_drawn: bool = False,  # if True, rows may come from a replay
+        # if True, `step_n` must count, because the owner cuts episodes by it
+        counted: bool = False,
     ):
         self.who = who
         self.make_layout = layout
@@ -239,21 +245,21 @@ class BlockGate:
         self.check_columns = check
         self.takes_drawn = takes_drawn
         self.counted = counted
-        self.layout = None  # of the first block that was accepted; its owner sets it
+        self.layout = None  # of the first accepted block; set by its owner
         self._known = None, None  # this layout, and the last dtype that was equal to its own
 
     def knows(self, dtype: np.dtype) -> bool:
-        "Check if blocks with these columns were accepted"
+        "Return True if blocks with these columns were accepted"
         layout, same = self._known
         if dtype is same and layout is self.layout:
-            return True  # to compare two objects takes longer than all the rest
+            return True  # comparing the objects takes longer than everything else
         if self.layout is None or dtype != self.layout.dtype:
             return False
         self._known = self.layout, dtype
         return True
 
-    def layout_of(self, dtype: np.dtype):  # what `layout` makes of it
-        "Where a kernel finds its columns; an error where they can't be taken"
+    def layout_of(self, dtype: np.dtype):  # the result of `layout` for it
+        "Return the layout of these columns, or raise if they are not valid"
         if self.knows(dtype):
             return self.layout
         if not self.takes_drawn:
@@ -266,7 +272,7 @@ class BlockGate:
         return self.make_layout(self.who, dtype)
 
     def check(self, steps: Steps) -> tuple:  # the rows, 1-D and contiguous, and their layout
-        "The rows of a block, or one row, that may be taken"
+        "Return the rows of a valid block or row, and their layout; raise if they are not valid"
         rows = plain_rows(self.who, steps, self.shape_remedy)
         layout = self.layout_of(rows.dtype)
         _check_environments(self.who, rows)

@@ -14,12 +14,12 @@ import numpy as np
 # %% ../../nbs/steps/errors.ipynb #f03f43f1
 def problem(
     who: str,  # a stage or a class, by name
-    what: str,  # what is wrong
-    got=None,  # what came
-    expected=None,  # what should have come
-    remedy: str = None,  # what to do about it
+    what: str,  # the name of an argument, or a sentence that tells what is wrong
+    got=None,  # the value that came; None: left out
+    expected=None,  # the value that is needed; None: left out
+    remedy: str = None,  # what to do about it; None: left out
 ) -> str:  # the message
-    "One message that says where, what came, what was expected and what to do"
+    "Return an error message with the stage, the problem, the value, what is expected, and a remedy"
     parts = [f'{who}: {what}']
     if got is not None:
         parts.append(f'got {got}')
@@ -29,7 +29,7 @@ def problem(
 
 # %% ../../nbs/steps/errors.ipynb #3d71ae00
 class FastrlError(Exception):
-    "The base of this library's errors: takes the parts of a message, or a whole one"
+    "Base class of this library's errors; takes the parts of a message or a complete message"
 
     def __init__(self, who, what=None, got=None, expected=None, remedy=None):
         super().__init__(who if what is None else problem(who, what, got, expected, remedy))
@@ -39,82 +39,82 @@ class FastrlError(Exception):
 
 
 class ArgumentError(FastrlError, ValueError):
-    "An argument, or a setting, of a value that doesn't fit"
+    "Error of an argument or setting with an invalid value"
 
 
 class ArgumentTypeError(FastrlError, TypeError):
-    "An argument, or an item of a stream, of a type that doesn't fit"
+    "Error of an argument, or an item of a stream, with a wrong type"
 
 
 class StateError(ArgumentError):
-    "A saved state that doesn't fit what is to continue from it"
+    "Error of a saved state that is damaged or does not fit"
 
 
 class BlockError(FastrlError, ValueError):
-    "A block of rows that a stage or a memory refuses; nothing has changed"
+    "Error of a block of rows that a stage or a replay cannot take; nothing was changed"
 
 
 class NotEnoughRows(FastrlError, ValueError):
-    "A memory that can't fill the batch that was asked for"
+    "Error of a replay that has too few rows for a batch"
 
 
 class ActionError(FastrlError, ValueError):
-    "An action that doesn't fit the environments' action space"
+    "Error of an action that does not fit the action space"
 
 
 class EnvError(FastrlError, RuntimeError):
-    "An environment that failed, with its number, episode and step"
+    "Error of an environment that failed, with its number, episode and step"
 
 
 class StaleKey(FastrlError, KeyError):
-    "A key whose row was overwritten, or was never given out"
+    "Error of a key whose row was overwritten, or that was never assigned"
 
 
 class NoRoom(FastrlError, MemoryError):
-    "A memory that is larger than what the machine has"
+    "Error of a buffer that needs more memory or disk space than there is"
 
 # %% ../../nbs/steps/errors.ipynb #3cc72944
 def as_integer(
-    who: str,  # who asks
-    what: str,  # the argument's name
-    x,  # what was given
-    least: int = 0,  # the smallest that will do
-    most: int = None,  # the largest; None: there is none
-    remedy: str = None,  # what to do about a wrong one
-) -> int:  # as Python's own, which a checkpoint may hold
-    "`x` as a whole number; an `ArgumentError` where it is none"
+    who: str,  # the name for errors
+    what: str,  # the name of the argument
+    x,  # the value
+    least: int = 0,  # the smallest valid value
+    most: int = None,  # the largest valid value; None: no limit
+    remedy: str = None,  # what to do about a wrong value; None: the message has none
+) -> int:  # a Python int, which a checkpoint can hold
+    "Return `x` as an integer; raise `ArgumentError` if it is not one, or out of range"
     good = isinstance(x, (int, np.integer)) and not isinstance(x, (bool, np.bool_))
     if good and least <= x and (most is None or x <= most):
         return int(x)
     there = f'at least {least}' if most is None else f'{least} to {most}'
-    raise ArgumentError(who, what, repr(x), f'a whole number, {there}', remedy)
+    raise ArgumentError(who, what, repr(x), f'an integer, {there}', remedy)
 
 # %% ../../nbs/steps/errors.ipynb #9b2f2103
 def did_you_mean(
-    name,  # the one that was given
-    names,  # those that there are
-    least: float = 0.6,  # how alike they must be, from 0 to 1
-    form: str = ' ({})',  # how it is appended to a message
-) -> str:  # '': none is near
-    "The nearest of the names, as a question"
+    name,  # the given name
+    names,  # the valid names
+    least: float = 0.6,  # how similar they must be, from 0 to 1
+    form: str = ' ({})',  # how the question is appended to a message
+) -> str:  # '': none is similar
+    "Return a question with the most similar of the names"
     near = difflib.get_close_matches(str(name), [str(n) for n in names], 1, least)
     return form.format(f'did you mean {near[0]!r}?') if near else ''
 
 # %% ../../nbs/steps/errors.ipynb #a4d0b20e
 def number(
-    who: str,  # who asks
-    what: str,  # the argument's name
-    x,  # what was given
-    low: float = 0.0,  # the smallest that will do
-    high: float = None,  # the largest; None: any that is finite
-    remedy: str = None,  # what to do about a wrong one
-) -> float:  # as Python's own
-    "`x` as a number; an `ArgumentError` where it is none"
+    who: str,  # the name for errors
+    what: str,  # the name of the argument
+    x,  # the value
+    low: float = 0.0,  # the smallest valid value
+    high: float = None,  # the largest valid value; None: any finite number
+    remedy: str = None,  # what to do about a wrong value; None: the message has none
+) -> float:  # a Python float
+    "Return `x` as a number; raise `ArgumentError` if it is not one, or out of range"
     real = hasattr(x, '__float__') and not isinstance(x, (bool, np.bool_))
     try:
         value = float(x) if real else np.nan
     except Exception:
-        value = np.nan  # of several numbers, or one that is too large
+        value = np.nan  # several numbers, or one that is too large
     if low <= value < np.inf and (high is None or value <= high):
         return value
     there = f'{low:g} or more' if high is None else f'{low:g} to {high:g}'
@@ -122,12 +122,12 @@ def number(
 
 # %% ../../nbs/steps/errors.ipynb #40626f38
 def choice(
-    who: str,  # who asks
-    what: str,  # the argument's name
-    x,  # what was given
-    names,  # those that will do
-) -> str:  # itself
-    "`x` itself; an `ArgumentError` that names the nearest where it is none of `names`"
+    who: str,  # the name for errors
+    what: str,  # the name of the argument
+    x,  # the value
+    names,  # the valid names
+) -> str:  # `x` itself
+    "Return `x` if it is one of `names`; else raise `ArgumentError` with the most similar name"
     names = tuple(names)
     if x in names:
         return x
@@ -136,12 +136,12 @@ def choice(
 
 # %% ../../nbs/steps/errors.ipynb #c7e4f0b8
 def not_installed(who: str, what: str, extra: str, kind: type = ImportError, got=None) -> Exception:
-    "An error, to be raised, that says which extra of this library has what is missing"
+    "Return the error of a missing package, which names the extra that installs it"
     return kind(problem(who, what, got, remedy=f"pip install 'fastrl_replay[{extra}]'"))
 
 # %% ../../nbs/steps/errors.ipynb #96621e26
 def outside() -> int:
-    "How far up the first caller is that is not of this library"
+    "Return how many frames up the first caller outside of this library is"
     frame = sys._getframe(1)
     n = 1
     while frame.f_back and 'fastrl_replay' in frame.f_globals.get('__name__', ''):
@@ -151,9 +151,9 @@ def outside() -> int:
 
 # %% ../../nbs/steps/errors.ipynb #95a43362
 def in_words(
-    e: BaseException,  # any
+    e: BaseException,  # any exception
 ) -> str:
-    "The class of an error, and what it says"
+    "Return the class and the message of an error"
     try:
         return f'{type(e).__name__}: {e}'
     except Exception as other:

@@ -12,16 +12,16 @@ from pathlib import Path
 from .errors import StateError
 
 # %% ../../nbs/steps/files.ipynb #5c07d855
-# what systems say that can't do it for a directory, or a FIFO
+# errors of systems that cannot do it for a directory or a FIFO
 _CANT = errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP
 
 
 def sync(
     path,  # of a file or a directory
 ):
-    "Wait until it is on the device"
+    "Wait until a file or directory is on disk"
     try:
-        file = os.open(path, os.O_RDONLY | getattr(os, 'O_NONBLOCK', 0))  # it waits for no FIFO
+        file = os.open(path, os.O_RDONLY | getattr(os, 'O_NONBLOCK', 0))  # does not wait for a FIFO
         try:
             os.fsync(file)
         finally:
@@ -40,9 +40,9 @@ def whole_file(
     new = path.with_name(f'.{path.name}.{os.getpid()}.{threading.get_ident()}')
     try:
         new.unlink(missing_ok=True)
-        file = open(new, 'xb')  # follows no link that somebody has made of this name
+        file = open(new, 'xb')  # does not follow a link of this name
     except OSError as e:
-        # names the file that was asked for
+        # names the requested file
         raise OSError(e.errno, e.strerror, str(path)) from None
     try:
         with file:
@@ -59,7 +59,7 @@ def write_whole(
     path,  # of the file
     *data,  # bytes, texts or arrays, one after the other
 ):
-    "Write a file so that it is never seen in part, and flush it to the disk"
+    "Write a file atomically, so that readers see the old or the new version, and flush it"
     with whole_file(path) as file:
         for part in data:
             file.write(part.encode() if isinstance(part, str) else part)
@@ -70,18 +70,18 @@ _CAREFULLY = sum(getattr(os, name, 0) for name in ('O_NOFOLLOW', 'O_NONBLOCK', '
 
 def open_plain(
     path,  # of the file
-    most: int = None,  # bytes that it may have; None: any number
-    who: str = 'files',  # who asks, for errors
+    most: int = None,  # maximal size in bytes; None: no limit
+    who: str = 'files',  # the name for errors
     flags: int = os.O_RDONLY,  # os.O_RDWR | os.O_CREAT to write a new one
-):  # the open file, of bytes
-    "Open a regular file; a link, a FIFO, a device or a file that is too large is an error"
+):  # the open file, in binary mode
+    "Open a regular file; raise if it is a link, a FIFO, a device, or too large"
     try:
         number = os.open(path, flags | _CAREFULLY, 0o666)
     except OSError as e:
         if e.errno != errno.ELOOP:
             raise
         raise StateError(
-            who, f"{path} can't be read", 'a symbolic link', 'a regular file'
+            who, f"{path} cannot be read", 'a symbolic link', 'a regular file'
         ) from None
     found = os.fstat(number)
     expected = 'a regular file'
@@ -95,12 +95,12 @@ def open_plain(
     else:
         return os.fdopen(number, 'r+b' if flags & os.O_RDWR else 'rb')
     os.close(number)
-    raise StateError(who, f"{path} can't be read", got, expected)
+    raise StateError(who, f"{path} cannot be read", got, expected)
 
 
 def json_in(
-    path,  # of a file, or of none
-    most: int = 2**14,  # bytes that it may have
+    path,  # of a file that may be missing
+    most: int = 2**14,  # maximal size in bytes
 ) -> dict:  # {}: there is no object
     "Read a small object from a file that may be missing or damaged"
     try:
@@ -112,11 +112,11 @@ def json_in(
 
 # %% ../../nbs/steps/files.ipynb #b2bbe71d
 def _is_gone(process):
-    "Is it certain that no other process of this number is alive?"
+    "Return True if no other process with this number is alive"
     if process == os.getpid():
         return True
     if os.name != 'posix':
-        return False  # there, os.kill would end it
+        return False  # there, os.kill would end the process
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -127,10 +127,10 @@ def _is_gone(process):
 
 # %% ../../nbs/steps/files.ipynb #599efb47
 def left_over(
-    folder,  # where files are written whole
+    folder,  # the directory of the files
     names,  # of these files
 ) -> list:  # of paths
-    "Unfinished files that a killed process has left"
+    "Return unfinished files of a killed process"
     found = (
         (p, re.fullmatch(r'\.(.+?)\.([1-9][0-9]*)(?:\.[0-9]+)?', p.name))
         for p in Path(folder).iterdir()
@@ -139,10 +139,10 @@ def left_over(
 
 # %% ../../nbs/steps/files.ipynb #23ef1a07
 def lock_file(
-    file,  # that is open, or a directory
-    path=None,  # how a warning calls it where there are no locks; None: no warning
-    shared: bool = False,  # a lock that several may have at a time
-) -> bool:  # False: another one has locked it; None: there are no locks here
+    file,  # an open file, or a directory
+    path=None,  # the name of the file in a warning if there are no locks; None: no warning
+    shared: bool = False,  # if True, several processes may hold it
+) -> bool:  # False: a different process has locked it; None: there are no locks here
     "Lock a file until it is closed"
     try:
         import fcntl
@@ -155,7 +155,7 @@ def lock_file(
     except OSError as e:
         if path:
             warnings.warn(
-                f"{path} can't be locked ({e.strerror}): see that no other process writes there"
+                f"{path} cannot be locked ({e.strerror}): no other process may write there"
             )
         return None
     return True

@@ -11,30 +11,30 @@ from threading import Condition, RLock, local
 from weakref import WeakKeyDictionary
 
 # %% ../../nbs/steps/locks.ipynb #84deddeb
-# who has a lock, and as which attribute; what this thread's fork took
+# owners of locks and the names of the attributes; locks that this thread took before a fork
 _owners = WeakKeyDictionary()
 _fork = local()
 
 
 def renew_in_child(
-    owner,  # has an `RLock`
+    owner,  # an object with an `RLock`
     name: str,  # of the attribute
 ):
-    "In a process that is forked, this is another lock"
+    "Replace this lock by a new one in a forked process"
     _owners[owner] = name
 
 
 def _is_mine(lock) -> bool:  # of an RLock
-    "Does this thread hold it?"
+    "Return True if this thread holds the lock"
     try:
-        Condition(lock).notify()  # it checks who holds the lock, and wakes none
+        Condition(lock).notify()  # checks who holds the lock, and wakes no thread
     except RuntimeError:
         return False
     return True
 
 # %% ../../nbs/steps/locks.ipynb #49cf02a9
 def _plain_locks():
-    "All of them, but those that are another one's inner lock"
+    "Return all locks except the inner locks of others"
     kind = type(RLock())
     return [
         (o, name, getattr(o, name))
@@ -65,30 +65,30 @@ if hasattr(os, 'register_at_fork'):
 
 # %% ../../nbs/steps/locks.ipynb #33732cf1
 class DrawOrderLock:
-    "The lock of a replay that a thread draws from: who enters waits for the draws that were begun"
+    "Lock of a replay that a thread samples; entering waits for samples that began earlier"
 
     def __init__(
         self,
         lock=None,  # an `RLock`; None: a new one
     ):
-        self.last = None  # the draw that was begun last
+        self.last = None  # the last sample that began
         self.lock = RLock() if lock is None else lock
         renew_in_child(self, 'lock')
 
     def is_mine(self) -> bool:
-        "Does this thread hold it?"
+        "Return True if this thread holds it"
         return _is_mine(self.lock)
 
     def wait(self):
-        "Until the draws are done that were begun before now"
+        "Wait until the samples that began before are done"
         last = self.last
         if last is not None:
-            last.exception()  # this waits and doesn't raise
+            last.exception()  # waits, and raises nothing
         if self.last is last:
             self.last = None
 
-    # a property: `with` calls the lock's own method, so that no interrupt comes between taking
-    # the lock and entering the block
+    # a property: `with` then calls the lock's own method, so that no interrupt can come between
+    # taking the lock and entering the block
     @property
     def __enter__(self):
         if self.last is not None and not self.is_mine():
@@ -115,7 +115,6 @@ def _no_draws():
         l.last = None
 
 
-# before a fork, the function that was registered last is called first:
-# draws are waited for, then locks are taken
+# before a fork, functions are called in reverse order: samples are waited for, then locks are taken
 if hasattr(os, 'register_at_fork'):
     os.register_at_fork(before=_wait_for_draws, after_in_child=_no_draws)

@@ -12,8 +12,8 @@ import torch
 from .errors import ArgumentError, ArgumentTypeError
 
 # %% ../../nbs/steps/machine.ipynb #c40a6382
-def machine_memory() -> int:  # 0: not known
-    "Bytes of main memory that this process may have"
+def machine_memory() -> int:  # 0: unknown
+    "Return the bytes of RAM that this process may use"
     if not hasattr(os, 'sysconf'):
         return 0
     installed = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
@@ -21,9 +21,9 @@ def machine_memory() -> int:  # 0: not known
 
 
 def group_limits(
-    root='/',  # where `proc` and `sys` are
+    root='/',  # the directory of `proc` and `sys`
 ) -> list:  # bytes
-    "What the control groups (of version 2) of this process allow, and those around them"
+    "Return the memory limits of the control groups (version 2) of this process"
     own = _text_of(Path(root) / 'proc/self/cgroup').partition('::/')[2]
     group = Path(own.partition('\n')[0])
     folders = [Path(root) / 'sys/fs/cgroup' / p for p in (group, *group.parents)]
@@ -32,7 +32,7 @@ def group_limits(
 
 # %% ../../nbs/steps/machine.ipynb #84dc967d
 def size_text(n) -> str:
-    "A number of bytes for a person"
+    "Return a number of bytes as text with a unit"
     for unit, name in (2**30, 'GiB'), (2**20, 'MiB'), (2**10, 'KiB'):
         if n >= unit:
             return f'{n / unit:,.{int(n < 10 * unit)}f} {name}'
@@ -43,14 +43,14 @@ def _text_of(path):
     try:
         return Path(path).read_text().strip()
     except OSError:
-        return ''  # no such limit here
+        return ''  # no such limit
 
 # %% ../../nbs/steps/machine.ipynb #1787c109
 def device_of(
-    who: str,  # who asks
-    device,  # name of a device, a `torch.device`, or 'auto': the GPU if there is one; None: none
+    who: str,  # the name for errors
+    device,  # name of a device, a `torch.device`, or 'auto' (a GPU if there is one); None: none
 ) -> str:  # the name; None: none
-    "A device that torch has here; an `ArgumentError` where it has not"
+    "Return the name of a device that torch has; raise `ArgumentError` if it has not"
     if device is None:
         return None
     if not isinstance(device, (str, torch.device)):
@@ -59,7 +59,7 @@ def device_of(
         )
     if device == 'auto':
         return 'cuda' if torch.cuda.is_available() else None
-    # `meta` has no values, others are not built in or not plugged in
+    # `meta` has no values; others may be missing in this build or machine
     try:
         torch.ones(1, device=device).item()
     except Exception as e:
@@ -68,15 +68,15 @@ def device_of(
             'device',
             repr(str(device)),
             f'a device that torch has here ({" ".join(str(e).split())[:100]})',
-            "'cpu', or 'auto' for a GPU if there is one",
+            "use 'cpu', or 'auto' for a GPU if there is one",
         ) from None
     return str(device)
 
 # %% ../../nbs/steps/machine.ipynb #acd4e9d7
 def free_memory(
-    device: str = None,  # name of the device that holds them; None: main memory
-) -> int:  # 0: not known
-    "Bytes that a memory may have there"
+    device: str = None,  # name of the device; None: RAM
+) -> int:  # 0: unknown
+    "Return the bytes that a memory may take on the device or in RAM"
     if device is None or not device.startswith('cuda'):
         return machine_memory()
     # torch keeps it for later

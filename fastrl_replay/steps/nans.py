@@ -11,11 +11,11 @@ from .compiled import njit, words_at
 from .row_dtypes import leaves
 
 # %% ../../nbs/steps/nans.ipynb #2eb64316
-# of a word, which count: of a float32, the upper half of
+# bits of a word that count: of a float32, the upper half of
 _BITS = 0x7FFFFFFF, 0x7FFFFFFF, 0x7FFF, 0x7FFF0000
-# a float64, a float16 in the lower half, and in the upper;
+# a float64, a float16 in the lower half, and in the upper half
 _LIMIT = 0x7F800000, 0x7FF00000, 0x7C00, 0x7C000000
-# in a plan: each kind's table, its length, is it a mask?
+# in a plan: each kind's table, its length, and whether it is a mask
 _SIZE = 0
 _TABLE = 1
 _LENGTH = 5
@@ -24,7 +24,7 @@ _END = 13
 
 
 def _float_words(dtype, offset=0):
-    "Of each float in a row, of which kind it is, and in which word"
+    "Yield the kind and the word of each float in a row"
     for n in dtype.names:
         d = dtype[n]
         at = offset + dtype.fields[n][1]
@@ -38,11 +38,11 @@ def _float_words(dtype, offset=0):
 
 # %% ../../nbs/steps/nans.ipynb #1a2aaba5
 class NaNSearch:
-    "Where the floats of rows are, for a kernel that looks for NaN"
+    "Positions of floats in rows, for a kernel that searches for NaN"
 
     def __init__(self, dtype: np.dtype):  # of the rows
         self.dtype = dtype
-        # tables are kept: their memory would be freed
+        # tables are kept, or their memory would be freed
         self.at = np.zeros(_END, np.int64)
         self._tables = []
         self.at[_SIZE], words, found = dtype.itemsize, dtype.itemsize // 4, [*_float_words(dtype)]
@@ -62,14 +62,14 @@ class NaNSearch:
 # %% ../../nbs/steps/nans.ipynb #70324fc3
 @njit
 def _largest(words, per_row, table, masked, bits):
-    "The largest of all floats of a kind as whole numbers; a mask is repeated over the words"
+    "Return the largest bits of all floats of a kind; a mask is repeated over the words"
     top = np.uint32(0)
     if masked:
         for start in range(0, len(words), len(table)):
             part = words[start : start + len(table)]
             for j in range(len(part)):
                 x = np.uint32(part[j] & table[j])
-                # in this form a processor looks at sixteen words at a time
+                # in this form a processor compares sixteen words at a time
                 top = x if x > top else top
     else:
         for row in range(0, len(words), per_row):
@@ -80,7 +80,7 @@ def _largest(words, per_row, table, masked, bits):
 # %% ../../nbs/steps/nans.ipynb #e8c6a34d
 @njit
 def _any_double_nan(words, per_row, table, masked):
-    "Beside the upper half of an infinite float64, is there a lower half that is not 0?"
+    "Return True if a float64 with the upper half of infinity has a lower half other than 0"
     for row in range(0, len(words), per_row):
         for j in range(min(len(table), per_row)):
             if masked and table[j] == 0:
@@ -93,7 +93,7 @@ def _any_double_nan(words, per_row, table, masked):
 # %% ../../nbs/steps/nans.ipynb #69e6ac58
 @njit
 def has_nan(address, n, at):
-    "Is there a NaN among the floats of `n` rows that begin at an address?"
+    "Return True if `n` rows that begin at an address have a NaN"
     words = words_at(address, n * at[_SIZE] >> 2)
     per_row = at[_SIZE] >> 2
     for kind in range(4):
@@ -111,8 +111,8 @@ def has_nan(address, n, at):
 # %% ../../nbs/steps/nans.ipynb #b8125ad9
 def first_nan(
     rows: np.ndarray,  # structured, 1-D
-) -> tuple:  # the number of the first row with a NaN and the column's name; None: there is none
-    "Which row, and which column, has a NaN"
+) -> tuple:  # the number of the first row with a NaN, and the column; None: there is none
+    "Return the first row and column with a NaN"
     bad = [
         (int(np.isnan(a).reshape(len(a), -1).any(1).argmax()), n)
         for n, a in leaves(rows)

@@ -13,9 +13,9 @@ from .errors import ArgumentTypeError
 # %% ../../nbs/steps/nested.ipynb #6d0be55c
 def map_leaves(
     f,  # a function of as many leaves as there are values
-    *xs,  # values that are nested alike
+    *xs,  # values with the same nesting
 ):
-    "Apply to the leaves of nested tuples and dicts"
+    "Apply a function to the leaves of nested tuples and dicts"
     x = xs[0]
     if isinstance(x, dict):
         return {k: map_leaves(f, *(y[k] for y in xs)) for k in x}
@@ -28,7 +28,7 @@ def map_leaves(
 def fields_of(
     x,  # a value, or a space
 ) -> dict:  # name of the field → part; None: it has no parts
-    "The parts of a dict or a tuple, by the names of their fields"
+    "Return the parts of a dict or a tuple, by the names of their fields"
     if isinstance(x, (spaces.Dict, spaces.Tuple)):
         x = x.spaces
     if isinstance(x, dict):
@@ -37,22 +37,22 @@ def fields_of(
 
 
 def nest(
-    names,  # of the fields that a value has
+    names,  # of the fields of a value
     part,  # a function of such a name
 ):  # a dict, or a tuple
-    "What a nested field holds: the way back from `fields_of`"
+    "Build the dict or tuple of a nested field, the inverse of `fields_of`"
     return tuple(map(part, names)) if names[0] == '[0]' else {n: part(n) for n in names}
 
 # %% ../../nbs/steps/nested.ipynb #f6401157
 def dotted(name, k) -> str:
-    return f'{name}.{k}' if name and k[:1] != '[' else name + k  # what an error calls a field
+    return f'{name}.{k}' if name and k[:1] != '[' else name + k  # the name of a field in errors
 
 
 def named_leaves(
     x,  # a value, or a space
-    name: str = '',  # how to call it
+    name: str = '',  # its name
 ):  # yields pairs: dotted name, leaf
-    "The leaves of a nested value"
+    "Yield the leaves of a nested value"
     parts = fields_of(x)
     if parts is None:
         yield name, x
@@ -65,7 +65,7 @@ def pick(
     values,  # nested arrays
     i,  # an index or a slice
 ):
-    "Part of nested arrays"
+    "Return a part of nested arrays"
     return map_leaves(lambda v: v[i], values)
 
 # %% ../../nbs/steps/nested.ipynb #e1a3e29a
@@ -76,9 +76,9 @@ def _of_rows(x, name):
 def nested_dtype(
     x,  # a value, or a space
     leaf=_of_rows,  # (part, name) → its dtype; None: it has parts
-    name: str = '',  # how to call it
+    name: str = '',  # its name
 ) -> np.dtype:
-    "The dtype of a field for values that are nested like this one"
+    "Return the dtype of a field for values with this nesting"
     dtype = leaf(x, name)
     if dtype is not None:
         return dtype
@@ -97,31 +97,31 @@ def _of_space(space, where):
             f'a {kind} space has no fixed size',
             space,
             'Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them',
-            'wrap the environment so that it '
-            'gives a Box (gymnasium.wrappers.FlattenObservation or TransformObservation)',
+            'wrap the environment, so that it '
+            'has a Box (gymnasium.wrappers.FlattenObservation or TransformObservation)',
         )
-    # as the first part of a Tuple is called
+    # the name of the first part of a Tuple
     taken = '[0]' if isinstance(space, spaces.Dict) else ''
     if not parts or any(not isinstance(k, str) or k in ('', taken) for k in parts):
         raise ArgumentTypeError(
             where,
-            f'a {kind} needs at least one part, and names that are strings, neither empty nor [0]',
+            f'a {kind} needs at least one part; names must be strings, not empty and not [0]',
             space,
         )
 
 # %% ../../nbs/steps/nested.ipynb #371d11c0
 def space_dtype(
     space: spaces.Space,  # an observation or action space
-    where: str = 'space',  # how to call it in an error
+    where: str = 'space',  # its name in errors
 ) -> np.dtype:  # the dtype of one observation or action
-    "The numpy dtype of one element of `space`; `Dict` and `Tuple` become nested fields"
+    "Return the numpy dtype of one element of `space`; `Dict` and `Tuple` become nested fields"
     return nested_dtype(space, _of_space, where)
 
 # %% ../../nbs/steps/nested.ipynb #717702df
 def put(
     field: np.ndarray,  # of rows
-    value,  # an observation or action, or a batch of them, nested as the field is
-    write=None,  # (plain field, its part of the value); None: assigns
+    value,  # an observation or action, or a batch of them, with the nesting of the field
+    write=None,  # (plain field, its part of the value); None: assign
 ):
     "Write a nested value into a field of rows"
     names = field.dtype.names

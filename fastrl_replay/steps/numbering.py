@@ -10,16 +10,16 @@ import numpy as np
 from .compiled import njit
 
 # %% ../../nbs/steps/numbering.ipynb #972d5677
-# env_id counts from 0; a larger one is a mistake, such as a column that was never filled in
+# larger ids are a mistake, such as a column that was not filled in
 MAX_ENVS = 1 << 24
 
 
 def grown(
     a: np.ndarray,  # of any shape
-    n: int,  # rows that are needed
-    fill=None,  # what new ones hold; None: anything
-) -> np.ndarray:  # `a` itself where it is long enough, or else a copy at least twice as long
-    "An array with room for `n` rows"
+    n: int,  # number of rows needed
+    fill=None,  # value of new rows; None: arbitrary
+) -> np.ndarray:  # `a` itself if it is long enough, otherwise a copy of at least twice its length
+    "Return an array with room for `n` rows"
     if n <= len(a):
         return a
     new = np.empty((max(n, 2 * len(a)), *a.shape[1:]), a.dtype)
@@ -29,12 +29,12 @@ def grown(
     return new
 
 # %% ../../nbs/steps/numbering.ipynb #741ad8bc
-_u = np.uint64  # unsigned places spare kernels a test for negative ones
+_u = np.uint64  # unsigned indices save kernels a test for negative ones
 
 
 @njit(inline=True)
 def number_of(env, number):
-    "The dense number of an environment in the table `number`, or -1"
+    "Return the dense number of an environment in the table `number`, or -1"
     if _u(env) < _u(len(number)):
         return number[_u(env)] - 1
     return -1
@@ -42,7 +42,7 @@ def number_of(env, number):
 # %% ../../nbs/steps/numbering.ipynb #4297584f
 @njit
 def _admit(env_ids, number, ids, last, free, left):
-    "Give free numbers to environments that have none; False: too few, or the table is too short"
+    "Give free numbers to environments without one; return False if there are too few"
     for env in env_ids:
         if number_of(env, number) >= 0:
             continue
@@ -57,10 +57,10 @@ def _admit(env_ids, number, ids, last, free, left):
 # %% ../../nbs/steps/numbering.ipynb #f6daeab1
 @njit
 def _keep(kept, old_ids, old_last, number, ids, last, free, left):
-    "Copy these numbers, and what belongs to them; the others are free"
+    "Copy the kept numbers and their data; the others become free"
     for i in kept:
         ids[i] = old_ids[i]
-        # a row at once would take 4 s more to compile
+        # copying a whole row would take 4 s more to compile
         for j in range(3):
             last[i, j] = old_last[i, j]
         number[ids[i]] = i + 1
@@ -73,14 +73,14 @@ def _keep(kept, old_ids, old_last, number, ids, last, free, left):
 
 # %% ../../nbs/steps/numbering.ipynb #9a639a68
 class Environments:
-    "Dense numbers for environments, and the last row of each"
+    "Dense numbers of environments, and the last row of each"
 
     def __init__(
         self,
         room: int = 0,  # how many numbers there are
-        end: int = 0,  # the table has places for smaller ids
+        end: int = 0,  # the table has entries for smaller ids
     ):
-        # by number; id -1: it is free
+        # by number; id -1: the number is free
         self.ids = np.full(room, -1, np.int32)
         self.last = np.zeros((room, 3), np.int32)
         self.number = np.zeros(end, np.int32)
@@ -94,12 +94,12 @@ class Environments:
     nbytes = property(lambda self: sum(a.nbytes for a in vars(self).values()), doc='Bytes reserved')
 
     def admit(self, env_ids) -> bool:  # False: too few numbers are free, or an id is too large
-        "Give numbers to those that have none, in the order in which they turn up"
+        "Give numbers to environments that have none, in order of appearance"
         env_ids = np.ascontiguousarray(env_ids, np.int32)
         return _admit(env_ids, self.number, self.ids, self.last, self.free, self.left)
 
     def with_room(self, env_ids, kept) -> 'Environments':
-        "Return a copy that keeps only the numbers `kept`, with free numbers for all of these"
+        "Return a copy with the numbers `kept`, and free numbers for all of these environments"
         needed = len(np.union1d(self.ids[kept], env_ids))
         room = len(self.ids)
         if 4 * needed > 3 * room:

@@ -11,35 +11,35 @@ from collections import deque
 import numpy as np
 
 # %% ../../nbs/steps/recycled.ipynb #7ec1c1e6
-def _oldest(kept):  # and how many hold it
-    array = kept.popleft()  # no other thread finds it while it is looked at
+def _oldest(kept):  # and the number of references to it
+    array = kept.popleft()  # no other thread finds it in the meantime
     return array, sys.getrefcount(array)
 
 
 _FREE = _oldest(deque([np.empty(0)]))[1]
 
 # %% ../../nbs/steps/recycled.ipynb #7ec1c1e9
-# bytes of an array that is kept; of all of them; how many
+# bytes of one kept array; of all kept arrays; their number
 LEAST = 2**16
 MOST = 2**27
 _MANY = 16
-# arrays that were given out; those that came last are on the right
+# arrays in use or used before; the newest are on the right
 _kept = deque()
-# without the lock, counts are none
+# without the GIL, reference counts cannot be used
 _counts = getattr(sys, '_is_gil_enabled', lambda: True)()
 
 
 def batch_bytes(
-    n: int,  # how many bytes
+    n: int,  # number of bytes
 ) -> np.ndarray:  # uint8
-    "Memory for a batch: that of an earlier one which is in use no more, or new"
+    "Return memory for a batch: that of an earlier batch which is no longer used, or new memory"
     if n < LEAST or n > MOST or not _counts:
         return np.empty(n, np.uint8)
     for _ in range(len(_kept)):
         try:
             array, holders = _oldest(_kept)
         except IndexError:
-            break  # another thread looks, too
+            break  # a different thread looks, too
         _kept.append(array)
         if holders == _FREE and len(array) == n:
             return array

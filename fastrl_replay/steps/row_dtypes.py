@@ -35,9 +35,9 @@ _TAKEN = {
 
 def leaves(
     a: np.ndarray,  # a structured array
-    name: str = '',  # what stands before the names
+    name: str = '',  # prefix of the names
 ):
-    "The plain fields of `a` with their dotted names"
+    "Yield the plain fields of `a` with their dotted names"
     if a.dtype.names is None:
         yield name, a
     else:
@@ -50,8 +50,8 @@ TORCH_NUMBERS = (
 )
 
 
-def foreign_columns(dtype: np.dtype):  # (name, dtype) of each column that isn't of TORCH_NUMBERS
-    "The columns with which not every stage can work: tensors, files, compiled kernels"
+def foreign_columns(dtype: np.dtype):  # (name, dtype) of each column that is not in TORCH_NUMBERS
+    "Yield the columns that torch, files or compiled kernels cannot use"
     for n, a in leaves(np.empty(0, dtype)):
         try:
             known = a.dtype.kind in 'biuf' and torch.from_numpy(a.astype(a.dtype.str)) is not None
@@ -65,24 +65,24 @@ def _refuse_foreign(dtype):
     for n, kind in foreign_columns(dtype):
         raise ArgumentTypeError(
             'step_dtype',
-            f'column {n!r}',
+            f'column {n!r} has a dtype that torch cannot use',
             kind,
             TORCH_NUMBERS,
-            'another dtype, such as float32 (gymnasium.wrappers.TransformObservation)',
+            'convert it, for example to float32 (gymnasium.wrappers.TransformObservation)',
         )
 
 # %% ../../nbs/steps/row_dtypes.ipynb #91f4c067
 def column_dtype(
     x,  # a dtype, (dtype, shape), or a space
-    name: str,  # of the column
+    name: str,  # the name of the column
 ) -> np.dtype:
-    "The dtype of a column, which torch must be able to look at, and whose name must be free"
+    "Return the dtype of a column; raise if torch cannot use it or the name is reserved"
     dtype = space_dtype(x, name) if isinstance(x, spaces.Space) else np.dtype(x)
     if name in _TAKEN or name[:1] in ('', '_'):
         raise ArgumentError(
             'step_dtype',
-            f'{name!r} is a name that Steps needs itself',
-            remedy='choose another name',
+            f'a column cannot have the name {name!r}, which Steps uses itself',
+            remedy='choose a different name',
         )
     _refuse_foreign(np.dtype([(name, dtype)]))
     # numpy has two names for 64 bits
@@ -94,7 +94,7 @@ def step_dtype(
     action_space: spaces.Space,  # of one environment
     **extra,  # further columns: name=dtype, name=(dtype, shape) or name=space
 ) -> np.dtype:  # an aligned structured dtype
-    "The dtype of one row: a step of an environment with these spaces, and any `extra` columns"
+    "Return the dtype of a row: a step in these spaces, and the `extra` columns"
     obs = space_dtype(observation_space, 'observation_space')
     act = space_dtype(action_space, 'action_space')
     _refuse_foreign(np.dtype([('state', obs), ('action', act)]))
@@ -113,14 +113,14 @@ def step_dtype(
     twice = sorted(fields.keys() & extra.keys())
     if twice:
         raise ArgumentError(
-            'step_dtype', f'columns {twice} are always there', remedy='choose other names'
+            'step_dtype', f'rows have the columns {twice} already', remedy='choose other names'
         )
     fields.update({k: column_dtype(v, k) for k, v in extra.items()})
     return np.dtype(list(fields.items()), align=True)
 
 # %% ../../nbs/steps/row_dtypes.ipynb #09a6b716
 def dtype_spec(dtype: np.dtype) -> list:  # nested lists of plain data
-    "Describe `dtype` in plain data, for a checkpoint"
+    "Return a description of `dtype` as plain data, for a checkpoint"
     if dtype.subdtype:
         return ['array', dtype_spec(dtype.subdtype[0]), list(dtype.shape)]
     if dtype.names is None:
@@ -132,8 +132,8 @@ def dtype_spec(dtype: np.dtype) -> list:  # nested lists of plain data
     ]
 
 
-def spec_dtype(spec: list) -> np.dtype:  # what `dtype_spec` described
-    "The dtype that `dtype_spec` described"
+def spec_dtype(spec: list) -> np.dtype:  # the described dtype
+    "Return the dtype that `dtype_spec` described"
     kind, *rest = spec
     if kind == 'plain':
         return np.dtype(rest[0])
@@ -147,7 +147,7 @@ def spec_dtype(spec: list) -> np.dtype:  # what `dtype_spec` described
 
 # %% ../../nbs/steps/row_dtypes.ipynb #0425bc28
 def saved_dtype(spec: list) -> np.dtype:  # of rows
-    "The same of what a file holds; a `StateError` where it describes no rows"
+    "Return the dtype that a file describes; raise `StateError` if it describes no rows"
     try:
         dtype = spec_dtype(spec)
         wrong = (
@@ -157,27 +157,25 @@ def saved_dtype(spec: list) -> np.dtype:  # of rows
         )
         spans = sorted((at, at + kind.itemsize) for _, kind, at in parts_of(dtype))
         starts = [at for at, _ in spans] + [dtype.itemsize]
-        # numpy takes offsets that overflow
+        # numpy accepts offsets that overflow
         if starts[0] < 0 or any(end > at for (_, end), at in zip(spans, starts[1:])):
-            wrong.append('columns that overlap, or lie outside of the row')
+            wrong.append('columns that overlap, or are outside the row')
     except Exception as e:
-        wrong = [f'{type(e).__name__}: {e}']  # numpy has many for what is no dtype
+        wrong = [f'{type(e).__name__}: {e}']  # numpy raises many errors for an invalid dtype
     if wrong:
         raise StateError(
-            'saved_dtype', 'what was saved describes no rows', ', '.join(wrong), TORCH_NUMBERS
+            'saved_dtype', 'the saved dtype describes no rows', ', '.join(wrong), TORCH_NUMBERS
         )
     return dtype
 
 
 def plain_dtype(dtype: np.dtype) -> np.dtype:  # equal for equal layouts
-    "`dtype` without what files and record arrays do to it; a `ValueError` where it isn't aligned"
+    "Return `dtype` without additions by files or record arrays; raise `ValueError` if not aligned"
     return spec_dtype(dtype_spec(dtype))
 
 # %% ../../nbs/steps/row_dtypes.ipynb #445d6aaf
-def differing_columns(
-    a: np.dtype, b: np.dtype
-) -> dict:  # name → its dtype in each of them; None: it isn't there
-    "The columns in which rows of `a` and rows of `b` differ"
+def differing_columns(a: np.dtype, b: np.dtype) -> dict:  # name → both dtypes; None: missing
+    "Return the columns in which rows of `a` and rows of `b` differ"
     both = {
         n: [d[n] if n in d.names else None for d in (a, b)]
         for n in dict.fromkeys(a.names + b.names)
@@ -186,15 +184,15 @@ def differing_columns(
 
 # %% ../../nbs/steps/row_dtypes.ipynb #7c642ed4
 def extend_dtype(
-    dtype: np.dtype,  # of the rows as they are
+    dtype: np.dtype,  # of the present rows
     **extra,  # the columns to add: name=dtype or name=(dtype, shape)
 ) -> np.dtype:  # an aligned dtype that begins with `dtype`
-    "`dtype` with more columns after it; the old ones stay at their offsets"
+    "Return `dtype` with further columns after it; the present ones keep their offsets"
     dtype = plain_dtype(dtype)
     twice = set(dtype.names) & extra.keys()
     if twice:
         raise ArgumentError(
-            'extend_dtype', f'columns {sorted(twice)} are there already', remedy='rename them'
+            'extend_dtype', f'rows have the columns {sorted(twice)} already', remedy='rename them'
         )
     tail = np.dtype([(k, column_dtype(v, k)) for k, v in extra.items()], align=True)
     start = -(-dtype.itemsize // tail.alignment) * tail.alignment
@@ -210,42 +208,42 @@ def extend_dtype(
 
 # %% ../../nbs/steps/row_dtypes.ipynb #e144247d
 EPISODE = dict(env_id='i4', episode_n='i4', step_n='i4', terminated='?', truncated='?')
-MASK = 'action_mask'  # columns of `info`, as environments call them: allowed actions
+MASK = 'action_mask'  # key of `info` under which environments put the mask of allowed actions
 SUCCESS = 'is_success'
 
 
 def row_places(
-    stage: str,  # who asks
+    stage: str,  # the name for errors
     dtype: np.dtype,  # of the rows
-    columns: dict,  # name → the dtype that it must have; None: any
+    columns: dict,  # name → the required dtype; None: any
 ) -> tuple:  # the plain dtype of the rows, and the offset of each column
-    "Where a kernel finds these columns in a row; a `BlockError` where they are not what it needs"
+    "Return the offsets of columns for a kernel; raise `BlockError` if a dtype is wrong"
     if dtype.hasobject:
-        raise BlockError(stage, 'rows', dtype, 'plain numbers, no Python objects')
+        raise BlockError(stage, 'rows must be plain numbers, not Python objects', dtype)
     for n, kind in columns.items():
         got = dtype[n] if n in dtype.names else 'no such column'
-        want = 'any kind of numbers' if kind is None else np.dtype(kind)
+        want = 'any numeric dtype' if kind is None else np.dtype(kind)
         if n not in dtype.names or (kind is not None and got != want):
-            raise BlockError(stage, f'column {n!r}', got, want, 'build rows with step_dtype')
+            raise BlockError(stage, f'column {n!r}', got, want, 'make rows with step_dtype')
     try:
         dtype = plain_dtype(dtype)
     except ValueError:
         raise BlockError(
             stage,
-            'rows',
+            'the dtype of rows must be aligned',
             'a packed dtype',
-            'an aligned one',
-            'np.dtype(..., align=True), or step_dtype',
+            None,
+            'use np.dtype(..., align=True), or step_dtype',
         ) from None
     return dtype, [dtype.fields[n][1] for n in columns]
 
 # %% ../../nbs/steps/row_dtypes.ipynb #a38f4e08
 def padding(
     dtype: np.dtype,  # of a row
-) -> np.ndarray:  # the places of bytes, from the row's first
-    """Return the places of bytes that belong to no column
+) -> np.ndarray:  # offsets of bytes from the beginning of the row
+    """Return the offsets of bytes that belong to no column.
 
-    Their old content would go into files, and differ from run to run.
+    Their old content would be written to files, and differ from run to run.
     """
     free = np.ones(dtype.itemsize, bool)
     for _, part, at in parts_of(dtype):
@@ -255,10 +253,10 @@ def padding(
 # %% ../../nbs/steps/row_dtypes.ipynb #e7cf2da9
 def parts_of(
     dtype: np.dtype,  # of rows, or of a column
-    name: str = '',  # of the column
-    at: int = 0,  # where it begins
-):  # yields dotted name, dtype and place
-    "The plain parts of rows"
+    name: str = '',  # the name of the column
+    at: int = 0,  # its offset
+):  # yields dotted name, dtype and offset
+    "Yield the plain parts of rows"
     if dtype.names is None:
         yield name, dtype, at
     else:

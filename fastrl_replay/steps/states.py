@@ -18,18 +18,18 @@ from .row_dtypes import saved_dtype
 
 # %% ../../nbs/steps/states.ipynb #b4f7614b
 class InvalidState(Exception):
-    "An entry of a state that is not what it must be"
+    "Exception for an entry of a state that does not have its form"
 
     def __init__(self, got, expected):
         super().__init__(got, expected)
-        # at: the way to it
+        # at: the path to it
         self.got = got
         self.expected = expected
         self.at = []
 
 
 def _part(place, form, x):
-    "Match an entry with its form; a misfit in it says where it was"
+    "Match an entry with its form; on an error, add its position"
     try:
         return match(form, x)
     except InvalidState as e:
@@ -41,7 +41,7 @@ def match(
     form,  # a function, or a dict of forms
     x,  # plain data
 ):  # the data
-    "`x`, if it has this form; or else a `InvalidState`"
+    "Return `x` if it has this form; otherwise raise `InvalidState`"
     if not isinstance(form, dict):
         return form(x)
     if type(x) is not dict:
@@ -53,7 +53,7 @@ def match(
 
 # %% ../../nbs/steps/states.ipynb #898e0f82
 def described(x):
-    "What came, in a few words"
+    "Return a short description of a value"
     if isinstance(x, torch.Tensor):
         shape = 'of tensors' if x.is_nested else list(x.shape)
         return f'a tensor {shape} of {str(x.dtype).removeprefix("torch.")}'
@@ -67,9 +67,9 @@ _REPEATED = 1 << 20  # entries of lists, and bytes of tensors, that a state may 
 
 def plain(
     x,  # a state
-    depth: int = 0,  # how deep it lies
-    seen: dict = None,  # lists and memories; entries repeated; bytes that tensors hold, and name
-):  # dicts, lists, tuples, tensors that are dense, and whatever else there is
+    depth: int = 0,  # its depth in the state
+    seen: dict = None,  # lists and memories so far; entries repeated; bytes of tensors; and a name
+):  # dicts, lists, tuples, dense tensors, and all other values
     "Return the same data without repetition; raise `InvalidState` if it would be much larger"
     seen = seen or dict(repeated=0, held=0, named=0)
     if isinstance(x, torch.Tensor):
@@ -80,10 +80,10 @@ def plain(
         seen['repeated'] += len(x) + 1
     seen[id(x)] = True
     if depth == _DEPTH:
-        raise InvalidState(f'lists in lists, {_DEPTH} levels deep', 'fewer')
+        raise InvalidState(f'lists nested {_DEPTH} levels deep', 'fewer')
     if seen['repeated'] > _REPEATED:
         raise InvalidState(
-            'lists that contain each other many times', f'at most {_REPEATED} entries'
+            'lists that repeat each other many times', f'at most {_REPEATED} entries'
         )
 
     def part(v):
@@ -112,19 +112,18 @@ def _dense(x, seen):
     seen['named'] += x.numel() * x.element_size()
     if seen['named'] > 4 * seen['held'] + _REPEATED:
         raise InvalidState(
-            f'{described(x)} that takes {memory.nbytes()} bytes',
-            'tensors that share less of their memory',
+            f'{described(x)} that takes {memory.nbytes()} bytes', 'tensors with less shared memory'
         )
     return x.detach().resolve_conj().resolve_neg().contiguous()
 
 # %% ../../nbs/steps/states.ipynb #ba741e09
 def checked(
-    who: str,  # whose state it is
-    form,  # what it must look like
-    state,  # what came
-    more: bool = False,  # True: entries that the form doesn't have pass unchanged
+    who: str,  # the name for errors
+    form,  # the form of the state
+    state,  # the state
+    more: bool = False,  # if True, entries that the form lacks pass unchanged
 ):  # plain data of this form
-    "A state that can be used; a `StateError` where it can't"
+    "Return a state that has this form; raise `StateError` if it does not"
     try:
         state = plain(state)
         if not more or type(state) is not dict:
@@ -134,55 +133,55 @@ def checked(
         at = ''.join(f'[{str(k)!r}]' if isinstance(k, str) else f'[{k}]' for k in e.at)
         raise StateError(
             who,
-            f'a saved state that does not fit{", in " if at else ""}{at}',
+            f'the saved state is invalid{", in " if at else ""}{at}',
             e.got,
             e.expected,
-            'build the chain that was saved; or the state is damaged, or of another version',
+            'make the same chain as the saved one; it may be damaged or of a different version',
         ) from None
 
 # %% ../../nbs/steps/states.ipynb #185d06b2
 def anything(x):
-    "A form of whatever is there: it is checked elsewhere"
+    "Accept any value, which is checked elsewhere"
     return x
 
 
 def flag(x):
-    "True or False"
+    "Accept True or False"
     if type(x) is bool:
         return x
     raise InvalidState(described(x), 'True or False')
 
 
 def text(x):
-    "A string"
+    "Accept a string"
     if type(x) is str:
         return x
     raise InvalidState(described(x), 'a string')
 
 # %% ../../nbs/steps/states.ipynb #1bc2494d
 def integer(
-    least: int = 0,  # the smallest that will do
+    least: int = 0,  # the smallest valid value
     most: int = 2
-    ** 60,  # the largest; counters go on from there, and numbers of 64 bits end at 2**63
+    ** 60,  # the largest valid value; counters continue from it, and 64-bit integers end at 2**63
 ):  # a form
-    "A whole number"
+    "Return the form of an integer"
 
     def form(x):
         if type(x) is int and least <= x <= most:
             return x
-        raise InvalidState(described(x), f'a whole number from {least} to {most}')
+        raise InvalidState(described(x), f'an integer from {least} to {most}')
 
     return form
 
 # %% ../../nbs/steps/states.ipynb #066fc526
 def real(
-    low: float = -math.inf,  # the smallest that will do
-    high: float = math.inf,  # the largest
+    low: float = -math.inf,  # the smallest valid value
+    high: float = math.inf,  # the largest valid value
 ):  # a form
-    "A finite number"
+    "Return the form of a finite number"
 
     def form(x):
-        # compiled code takes whole numbers up to 64 bits
+        # compiled code takes integers up to 64 bits
         most = 2**60 if isinstance(x, int) else 1.7e308
         good = isinstance(x, (int, float)) and type(x) is not bool
         if good and low <= x <= high and abs(x) <= most:
@@ -193,9 +192,9 @@ def real(
 
 # %% ../../nbs/steps/states.ipynb #0e691a73
 def exactly(
-    *values,  # those that will do: plain data
+    *values,  # the valid values: plain data
 ):  # a form
-    "One of these, and nothing else"
+    "Return the form of one of these values"
 
     def form(x):
         if repr(x) in map(repr, values):
@@ -206,17 +205,17 @@ def exactly(
 
 # %% ../../nbs/steps/states.ipynb #99e250b5
 def maybe(
-    form,  # of what may be there
+    form,  # the form of the value
 ):  # a form
-    "None, or that"
+    "Return the form of None or a value of this form"
     return lambda x: None if x is None else match(form, x)
 
 # %% ../../nbs/steps/states.ipynb #1135dcba
 def listed(
-    form,  # of each
-    n: int = None,  # how many; None: any number
+    form,  # the form of each entry
+    n: int = None,  # number of entries; None: any number
 ):  # a form
-    "A list or a tuple of entries that are alike"
+    "Return the form of a list or tuple of similar entries"
 
     def of_all(x):
         if type(x) not in (list, tuple):
@@ -229,16 +228,16 @@ def listed(
 
 # %% ../../nbs/steps/states.ipynb #23cdc026
 def dict_of(
-    form,  # of each value
+    form,  # the form of each value
 ):  # a form
-    "A dict with any names"
+    "Return the form of a dict with any names"
     return lambda x: match(dict.fromkeys(x, form) if type(x) is dict else {}, x)
 
 # %% ../../nbs/steps/states.ipynb #488570d0
 def row(
     *forms,  # one for each entry
 ):  # a form
-    "A list or a tuple of just these entries"
+    "Return the form of a list or tuple of exactly these entries"
 
     def of_each(x):
         x = listed(anything, len(forms))(x)
@@ -250,10 +249,10 @@ def row(
 def array(
     kind,  # the numpy dtype
     *shape,  # length along each axis; None: any length
-    low=None,  # the smallest number that may be in it; an array: for each
-    high=None,  # the largest
-):  # a form, which gives a numpy array on the same memory
-    "A tensor of numbers within a range"
+    low=None,  # the smallest valid number; an array: for each entry
+    high=None,  # the largest valid number
+):  # a form, which returns a numpy array on the same memory
+    "Return the form of a tensor of numbers in a range"
     kind = np.dtype(kind)
 
     def form(x):
@@ -264,7 +263,7 @@ def array(
         if any(n not in (None, own) for n, own in zip(shape, x.shape)):
             raise InvalidState(described(x), want)
         a = x.numpy()
-        # NaN is none of these
+        # NaN is outside of every range
         bad = np.zeros(a.shape, bool)
         if low is not None:
             bad |= ~(a >= low)
@@ -278,7 +277,7 @@ def array(
 
 
 def row_dtype(x):
-    "The dtype of rows, as `dtype_spec` describes it"
+    "Accept the dtype of rows, as `dtype_spec` describes it"
     try:
         return saved_dtype(x)
     except StateError as e:
@@ -286,7 +285,7 @@ def row_dtype(x):
 
 
 def block(x):
-    "A block of rows, as `pack` gives it"
+    "Accept a block of rows, as `pack` returns it"
     try:
         return unpack(x)
     except StateError as e:
@@ -297,7 +296,7 @@ _GENERATORS = 'PCG64', 'PCG64DXSM', 'SFC64', 'MT19937', 'Philox'
 
 
 def generator(x):
-    "The state of a numpy generator, as a new one"
+    "Accept the state of a numpy generator; return a new generator"
     name = x.get('bit_generator') if type(x) is dict else None
     if type(name) is not str or name not in _GENERATORS:
         raise InvalidState(described(x), f'the state of one of {", ".join(_GENERATORS)}')
@@ -316,12 +315,12 @@ def generator(x):
 
 # %% ../../nbs/steps/states.ipynb #4a891aa9
 class Saves:
-    "The base of classes that save attributes: `saved` has the form of each"
+    "Base class of classes that save attributes: `saved` has the form of each"
 
     saved = {}
 
     def snapshot(self) -> dict:  # plain data and tensors
-        "Return what these attributes have"
+        "Return the values of these attributes"
         state = {}
         for name in self.saved:
             x = getattr(self, name)
@@ -330,7 +329,7 @@ class Saves:
             state[name] = x
         return state
 
-    def check_state(self, state) -> dict:  # as `restore` takes it
+    def check_state(self, state) -> dict:  # the argument of `restore`
         "Return what was saved, or raise `StateError`"
         who = type(self).__name__
         state = checked(who, self.saved, state)
@@ -339,11 +338,13 @@ class Saves:
                 got = type(x.bit_generator).__name__
                 own = type(getattr(self, name).bit_generator).__name__
                 if got != own:
-                    raise StateError(who, 'a saved generator of another kind', got, own)
+                    raise StateError(
+                        who, 'the saved random number generator has a different type', got, own
+                    )
         return state
 
     def restore(self, state: dict):  # it was checked
-        "Continue where another one stood"
+        "Restore a saved state"
         for name, x in state.items():
             if isinstance(x, np.random.Generator):
                 getattr(self, name).bit_generator.state = x.bit_generator.state
@@ -354,7 +355,7 @@ class Saves:
         return self.snapshot()
 
     def load_state_dict(self, state: dict):
-        self.restore(self.check_state(state))  # what is refused changes nothing
+        self.restore(self.check_state(state))  # an invalid state changes nothing
 
 # %% ../../nbs/steps/states.ipynb #237e2262
 def state_parts(

@@ -57,7 +57,7 @@ def test_eval_best_plays_with_the_best_model(often, capsys):
     assert step == best['env_steps'] and same(dict(agent.model.state_dict()), best['model'])
     assert main(['eval', str(often), '--best', '--episodes', str(best['eval_episodes'])]) == 0
     said = capsys.readouterr().out
-    assert f'the best model, of {step:,} steps' in said and f'{best["eval_return"]:.5g}' in said
+    assert f'best model, from {step:,} steps' in said and f'{best["eval_return"]:.5g}' in said
     returns = evaluate(load_policy(often), 'CartPole-v1', best['eval_episodes'], 1_000_003)
     assert returns.mean() == pytest.approx(best['eval_return'])
 
@@ -72,10 +72,10 @@ def test_load_policy_is_the_last_checkpoint_if_asked(often):
 def test_eval_best_without_one_says_what_to_do(often, tmp_path, capsys):
     out = shutil.copytree(often, tmp_path / 'r')
     (out / 'best.pt').unlink()
-    assert 'best.pt is written by the first evaluation' in says(capsys, 'eval', out, '--best')
+    assert 'its first evaluation writes best.pt' in says(capsys, 'eval', out, '--best')
     (out / 'best.pt').write_bytes(b'PK\3\4 half')
-    assert "best.pt can't be read" in says(capsys, 'eval', out, '--best')
-    with pytest.raises(SettingsError, match="best.pt can't be read"):
+    assert "best.pt cannot be read" in says(capsys, 'eval', out, '--best')
+    with pytest.raises(SettingsError, match="best.pt cannot be read"):
         load_policy(out)
 
 

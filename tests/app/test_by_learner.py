@@ -36,7 +36,7 @@ def test_an_environment_without_a_threshold_is_never_solved(tmp_path, capsys):
     "Pendulum has none: said so, written as null, drawn and compared without a line"
     line = ['--env', 'Pendulum-v1', *SMALL, 'eval_episodes=1']
     assert main(['train', 'sac', '--out', str(tmp_path / 'r'), *line]) == 0, capsys.readouterr().err
-    assert 'no return counts as solved here' in capsys.readouterr().out
+    assert 'this environment has no target return' in capsys.readouterr().out
     s = json.loads((tmp_path / 'r/summary.json').read_text())
     assert s['solved'] is None and s['solved_at_step'] is None
     assert main(['compare', str(tmp_path / 'r'), '--plot', str(tmp_path / 'c.png')]) == 0, (

@@ -139,7 +139,7 @@ gym.register('TestOdd-v0', Opaque, kwargs=dict(lengths=(3, 4)))
         ('env = a#b  # ε: this, # and that = so', 'env', 'a#b'),
         ('bs = 8\nbs = 9', None, 'already exists'),
         ('gama = 1', None, "did you mean 'gamma'"),
-        ('bs = 0.5', None, 'a whole number'),
+        ('bs = 0.5', None, 'an integer'),
         ('dueling = 1', None, 'yes or no'),
         ('lr = fast', None, "got 'fast'; expected a number"),
     ],
@@ -173,7 +173,7 @@ def test_recipes_that_are_like_a_changed_one_change_with_it(tmp_path):
     assert [found[n].settings['n_step'] for n in ('cartpole', 'cartpole-per')] == [2, 3]
     assert found['cartpole-rank'].settings['lr'] == 0.5
     path.write_text('[cartpole]\nlike = cartpole-rank\n')
-    with pytest.raises(SettingsError, match='leads back to it'):
+    with pytest.raises(SettingsError, match='leads back to this recipe'):
         recipes(path)
 
 
@@ -205,7 +205,7 @@ MISTAKES = [  # (line, what it should say)
     ('trian cartpole', "did you mean 'train'"),
     ('train cartpoel', "did you mean 'cartpole'"),
     ('train cartpole --set gama=1', "did you mean 'gamma'"),
-    ('train', 'no recipe was named'),
+    ('train', 'the name of a recipe is missing'),
     ('train --resume nowhere', 'no config.json'),
     ('eval nowhere', 'no config.json'),
     ('compare nowhere', 'no config.json'),
@@ -333,7 +333,7 @@ def test_an_environment_from_the_working_directory(mine, capsys):
     assert main(['eval', 'r', '--trust', '--episodes', '2']) == 0
     said = capsys.readouterr().out
     assert f'{title}, after 400 steps' in said
-    assert 'mean return of 2 episodes without exploring: 24 ' in said
+    assert 'mean return of 2 episodes without exploration: 24 ' in said
 
 
 def test_a_wrapper_that_changes_the_action_space(tmp_path):
@@ -355,7 +355,7 @@ def test_a_wrapper_that_changes_the_action_space(tmp_path):
         ('env=os:system(touch)', "Environment `system` doesn't exist"),
         ('env=CartPol-v1', "Environment `CartPol` doesn't exist. Did you mean: `CartPole`?"),
         ('env={}:Maze(sze=2)', "unexpected keyword argument 'sze'"),
-        ('env={}:NoDisplay', "can't be made; got AssertionError: no display"),
+        ('env={}:NoDisplay', "cannot be made; got AssertionError: no display"),
         ('env={}:Bare', 'must specify an action space'),
         ('env={}:Maze, CartPole-v1', 'expected one environment'),
         ('env={}:Maze(', "setting 'env'; got '{}:Maze('"),
@@ -363,7 +363,7 @@ def test_a_wrapper_that_changes_the_action_space(tmp_path):
         ('wrappers=TimeLimt(9)', "has no attribute 'TimeLimt'"),
         ('wrappers={}:Scal(2)', "has no attribute 'Scal'"),
         ('wrappers={}:Scale', "missing 1 required positional argument: 'factor'"),
-        ('wrappers=Observe([0, 9])', "Observe([0, 9]) can't be made"),
+        ('wrappers=Observe([0, 9])', 'Observe([0, 9]) cannot be made'),
         ('wrappers=7', "has no attribute '7'"),
     ],
 )
@@ -450,7 +450,7 @@ def test_a_run_moves_to_another_device(whole, tmp_path, capsys):
 
 def test_nothing_else_of_a_run_can_be_set(whole, capsys):
     said = says(capsys, 'train', '--resume', whole, '--set', 'device=cpu', 'lr=1')
-    assert 'only steps and device can be changed' in said
+    assert 'change only steps, device' in said
 
 
 # ---- learners that others bring ----
@@ -533,7 +533,7 @@ def test_what_a_brought_learner_refuses(brought):
     "Misspelt settings, values of another kind, a memory that it doesn't take"
     for changes, said in (
         (dict(sped=1), "did you mean 'speed'"),
-        (dict(speed='fast'), 'expected a number, as 0.25'),
+        (dict(speed='fast'), 'expected a number, such as 0.25'),
         (dict(memory='rank'), "no memory 'rank'; expected one of uniform"),
     ):
         with pytest.raises(SettingsError, match=said):
@@ -1020,10 +1020,10 @@ def test_an_offline_run_that_is_stopped_goes_on_without_its_data(recordings, tmp
 @pytest.mark.parametrize(
     'data, said',
     [
-        ('nothing', 'there is nothing of this name'),
+        ('nothing', "'data': not found"),
         ('minari:no/such-v0', 'no/such'),
         ('acrobot.npz', "column 'state'"),
-        ('empty.npz', 'it has no rows'),
+        ('empty.npz', 'there are no rows'),
     ],
 )
 def test_what_is_no_data_is_said_before_a_run_begins(tmp_path, monkeypatch, data, said):
@@ -1062,7 +1062,7 @@ def test_a_memory_that_was_not_filled_to_the_end_is_not_taken(recordings, tmp_pa
     whole.fill()
     whole.close()
     chain('whole').fill()
-    with pytest.raises(StateError, match='killed was not filled to the end'):
+    with pytest.raises(StateError, match='killed was not filled completely'):
         chain('killed').fill()
 
 
@@ -1074,6 +1074,6 @@ def test_train_from_recorded_rows_by_the_command(recordings, tmp_path, monkeypat
     assert '60 steps and 60 updates' in capsys.readouterr().out
     assert main(['eval', str(tmp_path / 'r')]) == 0
     capsys.readouterr()
-    assert 'there is nothing of this name' in says(
+    assert 'not found' in says(
         capsys, 'train', 'cartpole-offline', '--data', 'rwos', '--out', tmp_path / 's'
     )

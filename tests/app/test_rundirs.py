@@ -65,7 +65,7 @@ def test_the_lock_is_kept_from_the_beginning_and_given_back(tmp_path):
 
 
 def test_a_memory_has_a_directory_of_its_own(tmp_path):
-    with pytest.raises(SettingsError, match='out and memory_path are the same directory'):
+    with pytest.raises(SettingsError, match='out and memory_path must be different'):
         tiny(tmp_path / 'r', memory_path=str(tmp_path / 'x' / '..' / 'r'))
     assert files(tmp_path) == {}
 
@@ -92,7 +92,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
         raise OSError(errno.EBADF, 'Bad file descriptor')
 
     monkeypatch.setattr(fcntl, 'flock', none)
-    with pytest.warns(UserWarning, match="can't be locked"), lock_dir(tmp_path):
+    with pytest.warns(UserWarning, match='cannot be locked'), lock_dir(tmp_path):
         pass
 
 
@@ -140,7 +140,7 @@ def test_no_flipped_bit_is_loaded(whole, tmp_path):
         bad = bytearray(data)
         bad[at // 8] ^= 1 << at % 8
         path.write_bytes(bad)
-        with pytest.raises(SettingsError, match="c.pt can't be read as a checkpoint"):
+        with pytest.raises(SettingsError, match="c.pt cannot be read as a checkpoint"):
             load_checkpoint(path)
 
 

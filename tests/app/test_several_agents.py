@@ -58,8 +58,8 @@ def test_it_can_be_saved_between_any_two_steps_and_goes_on(tmp_path):
 @pytest.mark.parametrize(
     'args,said',
     [
-        (['--env', 'pettingzoo/sisl/pursut-v5'], "can't be made"),
-        (['--env', 'pettingzoo/sisl/pursuit-v5(n_pursuit=7)'], "can't be made"),
+        (['--env', 'pettingzoo/sisl/pursut-v5'], 'cannot be made'),
+        (['--env', 'pettingzoo/sisl/pursuit-v5(n_pursuit=7)'], 'cannot be made'),
         (['--env', 'pettingzoo/sisl/multiwalker-v9'], 'a recipe with sac or td3'),
         (['--env', ENV, '--set', 'wrappers=TimeLimit(9)'], "setting 'wrappers'"),
     ],

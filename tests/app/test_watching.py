@@ -86,8 +86,7 @@ def test_a_resumed_run_has_the_same_report_but_for_times(whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    'args, said',
-    [(['absent'], 'neither a run nor a memory'), (['.'], 'neither a run nor a memory')],
+    'args, said', [(['absent'], 'not a directory of a run'), (['.'], 'not a directory of a run')]
 )
 def test_what_is_watched_is_said_before_anything_is_served(
     args, said, tmp_path, capsys, monkeypatch

@@ -170,7 +170,7 @@ def test_epochs():
 
 def test_what_cannot_be_saved_is_refused():
     for wrap in StatefulPipe, PipeNode:
-        with pytest.raises(TypeError, match='what it holds or has counted is not saved'):
+        with pytest.raises(TypeError, match='its state cannot be saved'):
             wrap(Items(range(9)).batch(2).map(len))
     assert repr(Items([1]).stateful()) == 'Items(1)\n  .stateful()'
     assert list(loaded(Items([]).stateful())) == list(nodes.Loader(Items([]).node())) == []
@@ -206,7 +206,7 @@ def test_nodes_restore(kind):
         state = a.state_dict()
         saved = through_file(state)
         rest = take(it, 6)
-        assert same(state, saved), 'a state that was taken changes while the node goes on'
+        assert same(state, saved), 'a saved state changes while the node continues'
         b.load_state_dict(saved)
         assert same(take(iter(b), 6), rest), k
 
@@ -230,7 +230,7 @@ def test_resets_of_a_node():
     assert [next(envs).step_n.item() for _ in range(2)] == [1, 2]
     envs.reset()
     assert next(envs).step_n.item() == 3  # environments continue
-    with pytest.raises(ValueError, match='belongs to another stage'):
+    with pytest.raises(ValueError, match='belongs to a different stage'):
         GymStepper(scripted(0)).node().reset(middle)
 
 
@@ -336,7 +336,7 @@ def test_from_columns():
     for columns, says in (
         ({}, 'no columns'),
         (dict(a=torch.zeros(2), b=torch.zeros(2, device='meta')), 'several devices'),
-        (dict(done=torch.zeros(2)), "'done' is a name that Steps needs itself"),
+        (dict(done=torch.zeros(2)), "a column cannot have the name 'done'"),
         (dict(a=None), 'got NoneType'),
     ):
         with pytest.raises(ValueError, match=says):
@@ -355,9 +355,9 @@ def test_tensordicts_of_sequences_and_of_strangers():
     assert Steps.from_tensordict(lazy).shape == (2, 3)
     td = numbered(3).to_tensordict()
     td['done'] = torch.zeros(3)
-    with pytest.raises(ValueError, match="'done' is a name"):
+    with pytest.raises(ValueError, match="cannot have the name 'done'"):
         Steps.from_tensordict(td)
-    with pytest.raises(TypeError, match='expected a TensorDict'):
+    with pytest.raises(TypeError, match='must be a TensorDict'):
         Steps.from_tensordict({})
 
 
@@ -428,5 +428,5 @@ def test_compiled_parts_and_strangers():
     b.load_state_dict(through_file(a.state_dict()))
     a.load_state_dict(through_file(b.state_dict()))
     other = DQNLearner(None, value_net(spaces.Box(-1, 1, (2,)), spaces.Discrete(3), (9,)))
-    with pytest.raises(ValueError, match='the checkpoint is of another model'):
+    with pytest.raises(ValueError, match='the checkpoint has a different model'):
         a.load_state_dict(other.state_dict())

@@ -316,7 +316,7 @@ def test_a_step_after_an_end_that_ends_again_was_no_reset():
             obs, reward, _, truncated, info = super().step(actions)
             return obs, reward, np.ones(3, bool), truncated, info
 
-    with pytest.raises(EnvError, match='the step after an end was not a reset.*Remedy'):
+    with pytest.raises(EnvError, match='the step after an episode was not a reset.*Remedy'):
         take(GymStepper(vector(makers(SHORT), 'NextStep', Ends), zeros), 9)
 
 
@@ -886,7 +886,7 @@ def test_wrong_sources_are_named(source, kind, says):
 def test_an_environment_is_not_stepped_in_two_places():
     "The same object twice, also within a nested list; two equal vectors are fine"
     env = ScriptedEnv(**script(3))
-    with pytest.raises(ValueError, match='the same environment object twice'):
+    with pytest.raises(ValueError, match='source contains the same environment object twice'):
         take(GymStepper([env, [env]]), 1)
     assert (
         len(
@@ -1176,7 +1176,7 @@ def test_an_environment_continues_exactly_or_begins_anew(kind):
 @pytest.mark.parametrize(
     'loaded, says',
     [
-        (['CartPole-v1'] * 2, 'the saved environments; got'),
+        (['CartPole-v1'] * 2, 'the saved environments are different; got'),
         (['Acrobot-v1'] * 3, 'environment'),
         (lambda: gym.make_vec('CartPole-v1', 3), 'environment'),
     ],
@@ -1196,7 +1196,9 @@ def test_a_state_of_another_mode_is_refused():
         a, b = (GymStepper(vector(makers(SHORT), m), zeros) for m in (mode, other))
         take(a, 3)
         b.load_state_dict(a.state_dict())
-        with pytest.raises(StateError, match=f'the saved environments; got.*{mode}.*{other}'):
+        with pytest.raises(
+            StateError, match=f'the saved environments are different; got.*{mode}.*{other}'
+        ):
             take(b, 1)
 
 

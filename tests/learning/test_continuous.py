@@ -196,7 +196,7 @@ def test_what_no_actor_should_say(bend, i):
     policy, good = policies(7)[i], policies(7)[i]
     actor = policy.actor
     policy.actor = lambda s: bend(actor(s))
-    with pytest.raises(ValueError, match='what the actor gives; got '):
+    with pytest.raises(ValueError, match='the output of the actor; got '):
         policy(states(3))
     policy.actor = actor
     assert same(policy(states(3)), good(states(3)))

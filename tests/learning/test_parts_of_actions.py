@@ -145,7 +145,7 @@ def test_images_go_with_parts():
 def test_what_does_not_go_with_parts_is_refused_by_name():
     "R2D2, continuous actions, masks, a model without branches"
     box = Box(-9, 9, (2,))
-    with pytest.raises(TypeError, match='the action space; got MultiDiscrete'):
+    with pytest.raises(TypeError, match='the action space must be discrete; got MultiDiscrete'):
         RecurrentNet(box, SPACE)
     with pytest.raises(
         TypeError, match='got MultiDiscrete.*expected a Box of floats. Remedy: .dqn'

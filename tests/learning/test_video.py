@@ -62,8 +62,8 @@ def test_the_first_episode_is_in_the_file_and_no_other(env, tmp_path):
     [
         (lambda: Odd(), 'a.mp4', 'rgb_array'),
         (lambda: gym.make_vec('VideoOdd-v0', 2), 'a.mp4', 'got TypeError: .*VectorEnv'),
-        ('VideoOdd-v0', 'a.gif', 'a file that ends with .mp4'),
-        ('VideoOdd-v0', 'no/a.mp4', 'in a directory that exists'),
+        ('VideoOdd-v0', 'a.gif', 'a path that ends in .mp4'),
+        ('VideoOdd-v0', 'no/a.mp4', 'in an existing directory'),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_before_a_policy_acts(env, file, said, tmp_path):
@@ -104,5 +104,5 @@ def test_eval_record(whole, tmp_path, capsys):
     plain, out = said(), said('--record', tmp_path / 'pole.mp4')
     assert out.startswith(plain)
     assert str(tmp_path / 'pole.mp4') in out
-    first = float(out.split('with a return of ')[1].split(':')[0])
+    first = float(out.split('(return ')[1].split(')')[0])
     assert len(frames(tmp_path / 'pole.mp4')[0]) == first + 1

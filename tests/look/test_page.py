@@ -195,7 +195,7 @@ def test_pictures_sequences_and_goals_are_shown(browser, files):
     opened(browser, files['sequences'])
     assert 'burn-in' in browser.find_element('css selector', '.tracks').text
     opened(browser, files['hindsight'])
-    assert 'With a goal in hindsight' in browser.find_element('css selector', '.panel').text
+    assert 'Hindsight goal' in browser.find_element('css selector', '.panel').text
 
 
 @pytest.mark.browser

@@ -93,7 +93,7 @@ def test_a_reader_sees_what_the_writer_left(kind, tmp_path):
 def test_an_empty_memory_says_so(make):
     m = make()
     (s,) = samples_of(m)
-    assert s['lead'] == 'The memory is empty.' and not s['episodes']
+    assert s['lead'] == 'The replay buffer is empty.' and not s['episodes']
     assert m.show() is not None
 
 

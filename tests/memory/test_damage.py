@@ -84,7 +84,7 @@ def has_damaged_counters(folder):
     [file] = folder.glob('data-*/counters')
     before = file.read_bytes()
     for mode in 'r', 'a':
-        with pytest.raises(StateError, match='damaged counters'):
+        with pytest.raises(StateError, match='the counters are damaged'):
             len(PrioritizedReplay(max_sz=10, store=Rows(folder, mode=mode)))
     assert file.read_bytes() == before
 
@@ -136,14 +136,14 @@ def test_a_page_of_damaged_links_is_no_page_of_other_rows(noise, tmp_path):
         a[:] = rng.integers(-(2**31), 2**31, a.size) if noise else 0
 
     changed(tmp_path / 'm', 'link', np.int32, change)
-    with pytest.raises(StateError, match='damaged links'):
+    with pytest.raises(StateError, match='the links of the saved buffer are damaged'):
         memory_sample(ExperienceReplay(max_sz=40, store=Rows(tmp_path / 'm', mode='r')))
 
 
 def test_frames_of_another_size_are_refused(damaged):
     "Or they would be read from other memory"
     changed(damaged, 'frames', np.int64, lambda a: a.put(FRAME_SIZE, 1))
-    with pytest.raises(StateError, match='damaged sizes of frames'):
+    with pytest.raises(StateError, match='the sizes of frames are damaged'):
         len(ExperienceReplay(max_sz=40, store=Frames(path=damaged)))
 
 

@@ -91,8 +91,8 @@ def test_a_device_that_is_full_is_told(monkeypatch):
     row = Steps(stream(*SPACES['stack'], b'\0', 1, False))
     with pytest.raises(
         NoRoom,
-        match=r'Timeline: no memory for max_sz=1_000_000 rows of 128 bytes; got cpu with 1.0 MiB; '
-        r'expected 122 MiB. Remedy: max_sz=6_553, smaller rows, or store=Frames',
+        match=r'not enough memory for max_sz=1_000_000 rows of 128 bytes; got cpu with 1.0 MiB; '
+        r'expected 122 MiB. Remedy: use max_sz=6_553, smaller rows, or store=Frames',
     ):
         Timeline(1_000_000, Rows(device='cpu')).add(row)
     line = Timeline(5000, Rows(device='cpu'))
@@ -102,7 +102,9 @@ def test_a_device_that_is_full_is_told(monkeypatch):
         raise torch.OutOfMemoryError('CUDA out of memory')
 
     monkeypatch.setattr(torch, 'empty', full)
-    with pytest.raises(NoRoom, match='Rows: no memory on cpu; got 1.0 MiB; expected 12 KiB'):
+    with pytest.raises(
+        NoRoom, match='Rows: not enough memory on cpu; got 1.0 MiB; expected 12 KiB'
+    ):
         Timeline(100, Rows(device='cpu')).add(row)
 
 
@@ -120,7 +122,7 @@ def test_devices_are_checked_at_once(make):
         with pytest.raises(ArgumentTypeError, match="the name of a device, such as 'cuda'"):
             make(device=wrong)
     with pytest.raises(
-        ArgumentError, match="path and device; got 'x', 'cpu'; expected one of them"
+        ArgumentError, match="on disk or on a device; got 'x', 'cpu'; expected path or device"
     ):
         make(path='x', device='cpu')
     assert make(device='auto').device == ('cuda' if torch.cuda.is_available() else None)

@@ -305,7 +305,7 @@ def test_a_memory_that_cannot_fit_is_refused_at_its_first_row(monkeypatch):
         np.zeros(1, step_dtype(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6)))
     )
     replay = ExperienceReplay(None, 32)
-    says = r'got a machine with 20 GiB; expected 53 GiB. Remedy: max_sz=.*, or store=Frames'
+    says = r'got a machine with 20 GiB; expected 53 GiB. Remedy: use max_sz=.*, or store=Frames'
     with pytest.raises(NoRoom, match=says):
         replay.add(row)
     assert len(replay) == 0
@@ -323,7 +323,7 @@ def test_growth_ends_where_the_machine_does(monkeypatch):
     line.add(Steps(rows[:100]))
     limit = line.nbytes + 2**20
     monkeypatch.setattr(machine_module, 'machine_memory', lambda: limit)
-    with pytest.raises(NoRoom, match='no memory for more frames; .*2.0 frames a row'):
+    with pytest.raises(NoRoom, match='not enough memory for more frames; .*2.0 frames a row'):
         for i in range(100, 8000, 100):
             line.add(Steps(rows[i : i + 100]))
     assert 100 <= len(line) < 8000

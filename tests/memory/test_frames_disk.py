@@ -108,7 +108,7 @@ def test_other_settings_are_refused(tmp_path):
     line.add(Steps(episode(20)))
     line.close()
     for other in Frames(1, 'lz4', tmp_path), Rows(tmp_path):
-        with pytest.raises(ArgumentError, match='was made with another one'):
+        with pytest.raises(ArgumentError, match='was made with a different'):
             len(Timeline(50, other))
     assert len(Timeline(50, Frames(path=tmp_path))) == 20
     for wrong in dict(path=5), dict(mode='r'), dict(spare=3), dict(path=tmp_path, mode='w'):

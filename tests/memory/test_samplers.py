@@ -372,16 +372,16 @@ def replays_with(wrong):
 
 
 WRONG = {
-    'keys only': (lambda k, p: k, 'what it gives'),
-    'nothing': (lambda k, p: None, 'what it gives; got NoneType'),
-    'keys of floats': (lambda k, p: (k * 1.0, p), 'keys; got float64'),
-    'fewer keys': (lambda k, p: (k[1:], p), r'keys; got int64 \[3\]; expected whole numbers \[4\]'),
-    'keys of the future': (lambda k, p: (k + 10**6, p), 'a key that was not added; got 1000000'),
-    'negative keys': (lambda k, p: (k - 1, p), 'a key that was not added; got -1'),
+    'keys only': (lambda k, p: k, 'sample returned a wrong type'),
+    'nothing': (lambda k, p: None, 'sample returned a wrong type; got NoneType'),
+    'keys of floats': (lambda k, p: (k * 1.0, p), 'wrong keys; got float64'),
+    'fewer keys': (lambda k, p: (k[1:], p), r'got int64 \[3\]; expected integers \[4\]'),
+    'keys of the future': (lambda k, p: (k + 10**6, p), 'not in the buffer; got 1000000'),
+    'negative keys': (lambda k, p: (k - 1, p), 'not in the buffer; got -1'),
     'zero': (lambda k, p: (k, p * 0), '.*key 0; got 0.0; expected more than 0, at most 1'),
     'NaN': (lambda k, p: (k, p * np.nan), '.*key 0; got nan'),
     'priorities': (lambda k, p: (k, p * 30), '.*key 0; got 3.0'),
-    'fewer probabilities': (lambda k, p: (k, p[1:]), 'what it gives; got tuple'),
+    'fewer probabilities': (lambda k, p: (k, p[1:]), 'sample returned a wrong type; got tuple'),
     'no probabilities': (lambda k, p: (k, None), '.*key 0; got nan'),
 }
 

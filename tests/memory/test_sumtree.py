@@ -130,7 +130,7 @@ def test_other_calls_refuse_what_is_not_there():
         with pytest.raises(ValueError, match='all priorities are 0'):
             call()
     for capacity in 0, 2**31, 2.5, '3', None, True:
-        with pytest.raises(ValueError, match='SumTree: capacity; got .*; expected a whole number'):
+        with pytest.raises(ValueError, match='SumTree: capacity; got .*; expected an integer'):
             SumTree(capacity)
 
 

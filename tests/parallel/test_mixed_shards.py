@@ -153,7 +153,7 @@ def test_on_disk_the_others_are_read_by_all(tmp_path):
     with (
         make('a') as pipe,
         pytest.raises(
-            WorkerError, match="demos holds a memory, which several workers can't write.*mode='r'"
+            WorkerError, match="several workers cannot write the memory in .*demos.*mode='r'"
         ),
     ):
         next(iter(pipe))

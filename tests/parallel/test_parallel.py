@@ -294,7 +294,7 @@ def test_states_of_other_chains_are_refused():
         state = saved.state_dict()
     for kw in dict(num_workers=3), dict(chunk=1):
         (name,) = kw
-        with pytest.raises(ValueError, match=rf"does not fit, in \['{name}'\]"):
+        with pytest.raises(ValueError, match=rf"is invalid, in \['{name}'\]"):
             chain(**kw).load_state_dict(state)
     with pytest.raises(ValueError, match=r'NStep: .*arguments.*got .2, 0.9'):
         chain(3).load_state_dict(state)
@@ -438,8 +438,7 @@ def test_what_fails_at_the_start():
         next(iter(GymStepper(nowhere).parallel(2, **FORK)))
     with pytest.raises(
         TypeError,
-        match="the chain above it can't be sent to workers; got TypeError"
-        ".*Remedy: give the stepper an id",
+        match="the chain above it cannot be sent to workers; got TypeError.*Remedy: pass an id",
     ):
         next(iter(GymStepper(short, lambda s, c=(i for i in 'ab'): [0]).parallel(2, **FORK)))
     with pytest.raises(WorkerError, match='RuntimeError: stays here'):

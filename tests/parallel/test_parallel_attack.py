@@ -189,7 +189,7 @@ def test_a_pass_whose_workers_are_gone_is_over(how):
         pipe.close()
     else:
         pipe.load_state_dict(pipe.state_dict())
-    with pytest.raises(RuntimeError, match='its workers were ended.*Remedy: begin another'):
+    with pytest.raises(RuntimeError, match='its workers were ended.*Remedy: begin a new'):
         next(batches)
     assert steps(islice(pipe, 2)) == (FIRST[:2] if how == 'closed' else FIRST[1:3])
     pipe.close()
@@ -254,7 +254,7 @@ def test_workers_that_are_stopped_are_named_where_they_are_waited_for():
         os.kill(pid, signal.SIGSTOP)
     timer = threading.Timer(2.5, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids.values()])
     timer.start()
-    says = r'worker [01] of 2 has given no answer for \d+ seconds; got process \d+'
+    says = r'worker [01] of 2 has not answered for \d+ seconds; got process \d+'
     with pytest.warns(RuntimeWarning, match=says):
         counted(pipe, 20, seen)
     timer.join()

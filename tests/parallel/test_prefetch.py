@@ -191,7 +191,9 @@ def test_under_the_prefetcher_of_torchdata():
 
 
 def test_wrong_arguments_are_refused_early():
-    with pytest.raises(TypeError, match=r'Prefetch: its source; got Header.*Remedy: .*parallel'):
+    with pytest.raises(
+        TypeError, match=r'Prefetch: its source must be a replay; got Header.*Remedy: .*parallel'
+    ):
         KINDS['uniform'](None).header(3).prefetch()
     for ahead in 0, 1.5, True, '2':
         with pytest.raises(ValueError, match='Prefetch: ahead'):

@@ -143,9 +143,9 @@ def test_a_rank_that_goes_is_named(n, how):
             out, err = p.communicate(timeout=60)
             assert (
                 p.returncode == 1
-                and f'rank {r} of {n} waits for the others; gone: rank 1; got' in err
+                and f'rank {r} of {n} waits for others; missing: rank 1; got' in err
             ), err
-            assert 'begin again from the last checkpoint' in err
+            assert 'restart from the last checkpoint' in err
     finally:
         for p in ps:
             p.kill()
@@ -271,7 +271,7 @@ def test_a_run_in_two_goes_is_the_same(whole, tmp_path):
     resume = (*TRAIN, '--resume', str(out))
     for _, err, rc in ended(begin(1, *resume)):
         assert rc == 2
-        assert 'another number of learners; got 1; expected 2. Remedy: torchrun' in err
+        assert 'a different number of learners; got 1; expected 2. Remedy: use torchrun' in err
     for _, err, rc in ended(begin(2, *resume)):
         assert rc == 0, err
     same_runs(out, whole[0])
@@ -304,7 +304,7 @@ def test_a_rank_that_is_killed(whole, tmp_path, restarts):
     until(lambda: any(m['env_steps'] >= 1_500 for m in metrics(out)))
     os.kill(rank_processes(out)[1], signal.SIGKILL)
     _, err = p.communicate(timeout=200)
-    assert 'rank 0 of 2 waits for the others; gone: rank 1' in err
+    assert 'rank 0 of 2 waits for others; missing: rank 1' in err
     assert f'torchrun --nproc-per-node 2 -m fastrl_replay train --resume {out}' in err
     assert not rank_processes(out)
     assert (p.returncode == 0) == bool(restarts)
@@ -382,7 +382,7 @@ def test_rows_stay_with_their_rank(tmp_path, place):
     if place == 'memory':
         assert other.format(1) in alone['error']
         return
-    assert 'is not a memory, and not empty; got shard-0, shard-1' in alone['error']
+    assert 'contains files, but no memory; got shard-0, shard-1' in alone['error']
     found = ranks(3, 'find')
     assert [said['environments'] for said in found] == [[0, 1], [2, 3], []]
     assert all(said['rows'] > 100 for said in found[:2])

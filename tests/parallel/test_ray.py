@@ -217,7 +217,7 @@ def test_the_engine_asks_ray(monkeypatch):
     assert fake.resources['resources'] == dict(disk=1)
     fake.actors[1].alive = False
     says = (
-        r'worker 1 of 2 failed, restart 1 of 1, \d+ rows of its memory are lost; .*The actor died'
+        r'worker 1 of 2 failed, restart 1 of 1, \d+ rows of its buffer are lost; .*The actor died'
     )
     with pytest.warns(RuntimeWarning, match=says):
         list(islice(pipe, 4))
@@ -236,7 +236,7 @@ def test_an_actor_that_is_stuck_is_named(monkeypatch):
     blocks = iter(pipe)
     next(blocks)
     fake.wait = lambda refs, **kw: ([], refs)
-    with pytest.raises(RuntimeWarning, match=r'worker 0 of 1 has given no answer for 0 seconds'):
+    with pytest.raises(RuntimeWarning, match=r'worker 0 of 1 has not answered for 0 seconds'):
         list(islice(blocks, 3))
     pipe.close()
 

@@ -178,7 +178,7 @@ def test_updates_reach_their_row_and_stale_keys_are_counted(local):
     before = priorities()
     assert before[1][0] == 60
     assert 50 not in before[0]
-    with pytest.raises(StaleKey, match='was never given out'):
+    with pytest.raises(StaleKey, match='is unknown'):
         a.update_priorities([mine[0] + 1000], [1.0])
     for td, says in ([1.0, np.nan], 'got nan'), ([1.0], r'got \[1\]'):
         with pytest.raises(ValueError, match=says):
@@ -209,7 +209,7 @@ def test_wrong_blocks_are_refused(local, wrong):
 def test_lost_rows_are_told(local):
     """A shard without a path begins empty, and each program is told once.
 
-    Old keys are stale, and never given out again."""
+    Old keys are stale, and is unknown again."""
     serve(local, PrioritizedReplay(None, bs=4, max_sz=100, seed=0))
     a, b = link(), link()
     old = a.add(block(0))
@@ -234,7 +234,7 @@ def test_a_shard_with_a_path_has_its_rows_after_a_restart(local, tmp_path):
     a.add(block(0))
     part.close()
     local.restart('m/0')
-    with pytest.warns(RuntimeWarning, match='rows in files are not lost'):
+    with pytest.warns(RuntimeWarning, match='whose rows are not lost'):
         a.add(block(4))
     rows = local.actors['m/0'].replay.memory[:].rows
     assert rows['reward'].tolist() == [*range(8)]
@@ -277,19 +277,21 @@ def test_limits_are_told_on_both_sides(local):
     replay = ExperienceReplay(None, bs=4, max_sz=100, ratio=1 / 4, warmup=6, seed=0)
     serve(local, replay, 1, ahead=8)
     a = link()
-    with pytest.raises(NotEnoughRows, match=r'no batch of 4 is due; got 0 rows.*warmup=6.*Remedy'):
+    with pytest.raises(
+        NotEnoughRows, match=r'no batch of 4 became due; got 0 rows.*warmup=6.*Remedy'
+    ):
         a.sample()
     for first in range(0, 12, 4):
         a.add(block(first))
     with pytest.raises(
         NotEnoughDraws,
-        match=r'a block of 4 has to wait; got 12 rows; '
-        r'6 rows count for 0 batches; expected ratio=0.25, warmup=6, ahead=8.*Remedy: see that',
+        match=r'a block of 4 rows waited too long; got 12 rows; '
+        r'6 rows allow 0 batches; expected ratio=0.25, warmup=6, ahead=8.*Remedy: make sure that',
     ):
         a.add(block(12))
     assert len(a) == 12
     a.sample()
-    with pytest.raises(NotEnoughRows, match='6 rows count for 1 batches'):
+    with pytest.raises(NotEnoughRows, match='6 rows allow 1 batches'):
         a.sample()
     a.add(block(12))
     a.sample()
@@ -533,7 +535,10 @@ def test_it_outlives_its_program_and_leaves_nothing(served, cluster, tmp_path):
     try:
         memory.add(block(0))
         assert actors() == ['pong/0', 'pong/1']
-        with pytest.raises(ArgumentError, match='the name is taken; got pong.*Remedy: connect'):
+        with pytest.raises(
+            ArgumentError,
+            match='already a service of this name; got pong.*Remedy: use it with connect',
+        ):
             ExperienceReplay(None).serve('pong')
         with pytest.raises(ArgumentError, match='no service has this name; got pang'):
             connect('pang')

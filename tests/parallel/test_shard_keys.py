@@ -66,7 +66,7 @@ def test_a_key_that_was_never_given_out_raises_at_once():
         (batch,) = learned(iter(chain), 1)
         never = batch.index.clone()
         never[-1] += 2000
-        with pytest.raises(StaleKey, match=f'Parallel: key {never[-1]} was never given out'):
+        with pytest.raises(StaleKey, match=f'Parallel: key {never[-1]} is unknown'):
             chain.update_priorities(never, np.ones(4))
         assert len(learned(iter(chain))) == 9
         assert chain.stats()['stale'] == 0

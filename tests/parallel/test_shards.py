@@ -97,11 +97,11 @@ def test_as_a_local_replay(kind):
 WRONG = {
     'prioritized': [
         (torch.ones(4, 2), 'got 8; expected 4, one for each key'),
-        ([1.0, 2.0, np.nan, 4.0], 'TD error at place 2, for key .*; got nan'),
-        (['a'] * 4, 'got <U1; expected real numbers'),
+        ([1.0, 2.0, np.nan, 4.0], 'TD error at position 2, for key .*; got nan'),
+        (['a'] * 4, 'must be real numbers; got <U1'),
     ],
     'sequences': [
-        (torch.ones(4), r'got \[4\]; expected \[4, 3\]: one for each step after the burn-in'),
+        (torch.ones(4), r'got \[4\]; expected \[4, 3\]: one error for each step after the burn-in'),
         (torch.ones(3, 3), r'got \[3, 3\]; expected 4, one for each key'),
     ],
 }
@@ -323,7 +323,7 @@ def test_a_shard_that_is_killed():
     steps = GymStepper(short, zeros, seed=0)
     replay = Told(steps.prioritized_replay(bs=4, max_sz=40, seed=0))
     seen, old = {}, []
-    says = r'worker 1 of 2 failed, restart 1 of 9, \d+ rows of its memory are lost'
+    says = r'worker 1 of 2 failed, restart 1 of 9, \d+ rows of its buffer are lost'
     with replay.parallel(2, chunk=1, restarts=9, **FORK) as pipe, pytest.warns(match=says):
         for i, (batch, pid) in enumerate(islice(pipe, 60)):
             names = zip(batch.episode_n.tolist(), batch.step_n.tolist())
@@ -431,7 +431,7 @@ def test_checkpoints_of_shards_on_disk_are_restored(tmp_path, kind):
     with chain(None) as alone:  # as in main memory
         some(alone, 21)
         assert some(alone, 20) == want
-        with pytest.raises(StateError, match='rows lie in files'):
+        with pytest.raises(StateError, match='the rows of the saved buffer are in files'):
             alone.load_state_dict(state)
     with chain(Rows(tmp_path / 'elsewhere')) as other:
         other.load_state_dict(state)  # whether it fits is known where the files are
@@ -531,7 +531,7 @@ def test_a_directory_that_is_no_place_for_shards_is_refused(tmp_path):
         with pytest.raises(ArgumentError, match='is in use.*Remedy: close'):
             loaded(pipe, 1)
         list(islice(pipe, 2))
-    says = "holds a memory, which several workers can't write.*Remedy: another path; mode='r'"
+    says = "several workers cannot write the memory in .*Remedy: use a different path; mode='r'"
     with pytest.raises(ArgumentError, match=says):
         loaded(in_loader(tmp_path), 1)
     with in_loader(tmp_path).parallel(2, **FORK) as pipe, pytest.raises(WorkerError, match=says):

@@ -183,7 +183,7 @@ def test_other_processes_are_not_asked():
         .hindsight_replay(bs=2, max_sz=50)
     )
     try:
-        with pytest.raises(ArgumentError, match='no environments above'):
+        with pytest.raises(ArgumentError, match='needs a stage above that steps environments'):
             next(iter(pipe))
     finally:
         pipe.close()
@@ -200,7 +200,7 @@ def test_rewards_that_another_wrapper_has_changed():
     env = gym.wrappers.TransformReward(gym.make('fastrl_replay/BitFlip-v0'), lambda r: r / 10)
     with pytest.raises(
         ArgumentError,
-        match='compute_reward gives other rewards than .* got -1; expected -0.1'
+        match='compute_reward disagrees with the reward of .* got -1; expected -0.1'
         '.*wrappers that change rewards',
     ):
         take(GymStepper(env, seed=0).hindsight_replay(bs=8, max_sz=99, warmup=8), 1)
@@ -209,7 +209,7 @@ def test_rewards_that_another_wrapper_has_changed():
 @pytest.mark.parametrize(
     'wrong, words',
     [
-        (lambda a, d, i: 1.0, 'other rewards'),
+        (lambda a, d, i: 1.0, 'disagrees with the reward'),
         (lambda a, d, i: np.full(len(a), np.nan), 'expected a finite number'),
         (lambda a, d, i: np.array(['x'] * len(a)), '<U1'),
     ],
@@ -276,7 +276,7 @@ def test_goals_that_another_process_overwrites_are_chosen_again(tmp_path):
 def test_draws_with_replacement_need_one_row(kw):
     "A batch may have more rows than the memory, if the argument or the sampler allows it"
     for replay in made(bs=50, max_sz=30, **kw), ExperienceReplay(bs=50, max_sz=30, **kw):
-        with pytest.raises(ValueError, match='got 0 rows; expected 1 rows'):
+        with pytest.raises(ValueError, match='a batch needs 1 rows, and the buffer has 0 rows'):
             replay.sample()
         replay.add(Episodes(1).block([(0, None)] * 3))
         assert set(replay.sample().index.tolist()) == {0, 1, 2}

@@ -353,7 +353,7 @@ def test_a_directory_that_is_opened_again_at_an_end_knows_it(n_step, tmp_path):
 def test_a_vector_that_resets_itself_though_its_loop_should_is_told():
     replay = ExperienceReplay(bs=1, max_sz=100)
     vector_step(replay, 1, 1.0, 2, True, autoreset_mode='disabled')
-    with pytest.warns(UserWarning, match='goes on from the state in which its episode ended'):
+    with pytest.warns(UserWarning, match='continues from the state in which its episode ended'):
         vector_step(replay, 2, 0.0, 10, autoreset_mode='disabled')
 
 
@@ -553,7 +553,9 @@ def test_a_wrong_column_after_a_checkpoint_changes_no_later_step(chain):
     replay = memory(chain)
     replay.load_state_dict(state)
     # a reset, of which no row comes
-    with pytest.raises(BlockError, match='other columns than at the first call: with typo'):
+    with pytest.raises(
+        BlockError, match='the columns differ from the first call: this step is with typo'
+    ):
         vector_step(replay, 2, 0.0, 10, typo=np.zeros(1))
     vector_step(replay, 2, 0.0, 10)
     vector_step(replay, 10, 1.0, 11)

@@ -141,7 +141,7 @@ def test_seeds_decide_the_draws(kind):
 
 def test_too_few_rows_are_counted():
     replay = filled(3, bs=4, max_sz=10)
-    with pytest.raises(NotEnoughRows, match='got 3 rows; expected 4 rows: 1 is missing'):
+    with pytest.raises(NotEnoughRows, match='a batch needs 4 rows, and the buffer has 3 rows'):
         replay.sample()
     with pytest.raises(ValueError, match='ExperienceReplay: batch size'):
         replay.sample(0)
@@ -289,7 +289,9 @@ def test_rows_go_from_one_memory_to_another_without_their_keys():
     "The error says how; keys of one memory mean nothing in another"
     one, other = filled(20, bs=4), ExperienceReplay(bs=4, max_sz=20, seed=0)
     batch = one.sample()
-    with pytest.raises(BlockError, match=r"column 'index'.*memory.take\(batch.index\)"):
+    with pytest.raises(
+        BlockError, match=r"the index column of a batch.*memory.take\(batch.index\)"
+    ):
         other.add(batch)
     assert other.add(one.memory.take(batch.index)).tolist() == [0, 1, 2, 3]
     assert rewards(other.memory[:]) == batch.index.tolist()

@@ -421,7 +421,7 @@ def test_copies_devices_and_pickles(batch):
     own = batch.copy()
     own.reward[:], own.weight[:], own.hidden[:] = -5, -5, -5
     assert (batch.reward >= 0).all() and (batch.weight > 0).all() and (batch.hidden >= 0).all()
-    with pytest.raises(TypeError, match='not drawn from a replay'):
+    with pytest.raises(TypeError, match='not sampled from a replay'):
         pickle.loads(pickle.dumps(batch)).update_priorities(np.zeros((4, 3)))
     meta = batch.to('meta')
     assert meta.train.shape == (4, 3) and meta.weight.device.type == 'meta'
@@ -472,7 +472,7 @@ def test_a_checkpoint_of_other_settings_changes_nothing():
         with pytest.raises(ValueError, match='settings|checkpoint of|more rows'):
             other.load_state_dict(saved)
         assert same(everything(other), before)
-    with pytest.raises(ValueError, match='belongs to another stage'):
+    with pytest.raises(ValueError, match='belongs to a different stage'):
         made().load_state_dict(ExperienceReplay(max_sz=40).state_dict())
 
 

@@ -413,7 +413,7 @@ def in_sequences(burn_in):
         ([block((2, 3)), block((2, 4))], ''),
         ([block((2, 3)), block((2, 1))], ''),
         ([block((2, 3)), block(3)], ''),
-        ([], 'at least one'),
+        ([], 'no blocks to join'),
         ([block(2), Steps(np.zeros(2, extend_dtype(SMALL, z='f8')))], r"got {'z': \(dtype"),
         ([in_sequences(2), in_sequences(3)], 'burn_in; got 3; expected 2'),
     ],
@@ -449,7 +449,7 @@ def test_asdict_holds_views_of_all_columns():
 
 @pytest.mark.parametrize('rows', [None, [1, 2], np.zeros(3), torch.zeros(3), np.zeros(3, SMALL)[0]])
 def test_rows_must_be_a_structured_array(rows):
-    with pytest.raises(TypeError, match='structured numpy array'):
+    with pytest.raises(TypeError, match='rows must be a structured array'):
         Steps(rows)
 
 
