@@ -608,8 +608,8 @@ class MapToIterConverter(Items):
     "Stage that yields the items of a map-style pipe, in order"
 
     def __init__(
-        self,  # an object with `__len__` and `__getitem__`
-        datapipe,  # has `__len__` and `__getitem__`
+        self,
+        datapipe,  # an object with `__len__` and `__getitem__`
     ):
         super().__init__(datapipe)
 

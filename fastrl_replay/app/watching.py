@@ -65,8 +65,8 @@ class Watch:
     "Page about runs and memories, and its data"
 
     def __init__(
-        self,  # directories of runs and memories; runs are shown first
-        paths: list,  # of directories with runs and memories; runs are shown first
+        self,
+        paths: list,  # directories of runs and replay buffers; runs are shown first
     ):
         self.watched = sorted(map(Path, paths), key=is_run, reverse=True)
         for path in self.watched:

@@ -72,10 +72,10 @@ class Acting:
     "Caller of a policy for a group of environments; it keeps the hidden state"
 
     def __init__(
-        self,  # of the action of one environment
-        space,  # of each environment
-        seeds,  # None: random actions
-        policy,  # as in `check_action`
+        self,
+        space,  # action space of one environment
+        seeds,  # one for each environment
+        policy,  # None: random actions
         clip=None,  # as in `check_action`
         entries=(),  # names of the entries of `info` that are kept
     ):

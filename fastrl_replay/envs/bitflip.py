@@ -14,7 +14,7 @@ class BitFlip(gym.Env):
     "Goal environment: flip bits until they equal the goal; each step costs 1"
 
     def __init__(
-        self,  # number of bits to flip
+        self,
         bits: int = 10,  # number of bits to flip
     ):
         self.bits = bits

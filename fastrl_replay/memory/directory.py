@@ -266,8 +266,8 @@ class Directory(Place):
     # ---- metadata ----
 
     def begin(
-        self,  # number of slots
-        ring: int,  # slots
+        self,
+        ring: int,  # number of slots
     ):
         "Start a new memory in a folder that nothing refers to yet"
         self._tidy()

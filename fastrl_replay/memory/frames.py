@@ -89,14 +89,14 @@ class FrameRows(OpenStore):
     "Store that keeps each distinct frame once, and the rest of each row as it is"
 
     def __init__(
-        self,  # of the rows
-        dtype: np.dtype,  # number of slots
-        n: int,  # where arrays are kept
-        place,  # parts of rows that hold frames
-        leaves: list,  # a `FrameLog` for each of them
-        logs: list,  # the counters of the logs
-        numbers: np.ndarray,  # the same, where the writing process keeps them
-        lasting: np.ndarray,  # the same, where the process that writes has them
+        self,
+        dtype: np.dtype,  # of the rows
+        n: int,  # number of slots
+        place,  # where arrays are kept
+        leaves: list,  # parts of rows that hold frames
+        logs: list,  # a `FrameLog` for each of them
+        numbers: np.ndarray,  # the counters of the logs
+        lasting: np.ndarray,  # the same, where the writing process keeps them
         needs: int,  # bytes of a full store
     ):
         super().__init__(dtype, n, place)

@@ -241,8 +241,8 @@ class Hindsight(Transitions):
     counted = True
 
     def __init__(
-        self,  # fraction of rows that get a different goal, from 0 to 1
-        share: float = 0.8,  # how likely a row gets another goal
+        self,
+        share: float = 0.8,  # probability that a row gets a different goal
         # which row gives the goal: a later one ('future'), the last ('final') or any of the
         # 'episode'
         strategy: str = 'future',

@@ -68,10 +68,10 @@ class Mixture(Pipe):
     is_shard = False  # True for one of several shards, whose weights share one scale
 
     def __init__(
-        self,  # a dict name → replay; at most one of them has a source
+        self,
+        replays,  # a dict name → replay; at most one of them has a source
         # a dict name → fraction, or a function of the batches so far that returns one; None: equal
-        replays,
-        shares=None,  # a dict: name → share; a function: batches so far → such a dict; None: equal
+        shares=None,
         bs: int = None,  # rows in a batch; None: `bs` of the replay with a source, or of the first
     ):
         self._check_replays(replays)

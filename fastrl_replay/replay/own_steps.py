@@ -202,9 +202,9 @@ class StepRows:
     "Maker of rows from the steps of your loop; it numbers the episodes of the environments"
 
     def __init__(
-        self,  # the name for errors
-        who: str,  # returns the `Timeline` with rows from before a restart, or None
-        memory=lambda: None,  # gives the `Timeline` with rows from before a restart, if any
+        self,
+        who: str,  # the name for errors
+        memory=lambda: None,  # returns the `Timeline` with rows from before a restart, or None
         continues: bool = True,  # if True, an episode in that buffer can continue
         # if True, the end of an episode may have been lost, so that a reset may be next
         unsure: bool = False,
