@@ -26,7 +26,7 @@ from fastrl_replay.steps.nested import (
 )
 from ..pipe import IterDataPipe, Pipe, stage, upstream
 from ..generic import dp
-from ..steps.states import anything, checked, flag
+from ..steps.states import anything, checked, flag, read_state, state_parts
 
 # %% ../../nbs/data/interop.ipynb #cbb17b6d
 def _saved_stage(pipe: IterDataPipe):
@@ -106,14 +106,12 @@ class StatefulPipe(_Passes, IterableDataset):
 
     def state_dict(self) -> dict:  # one string of bytes
         "Where the pass stands"
-        file = io.BytesIO()
-        torch.save(super().state_dict(), file)
-        return dict(chain=file.getvalue())
+        return dict(chain=b''.join(state_parts(super().state_dict())))
 
     def load_state_dict(self, state: dict):
         "Go on there with the next pass"
         try:
-            chain = torch.load(io.BytesIO(state['chain']), weights_only=True)
+            chain = read_state(io.BytesIO(state['chain']), len(state['chain']))
         except Exception as e:  # of all kinds, for bytes of all kinds
             raise StateError(
                 'StatefulPipe', 'a saved chain that is damaged', f'{type(e).__name__}: {e}'

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from threading import RLock
 from weakref import ref
-import numpy as np, torch
+import numpy as np
 from torch.utils.data import get_worker_info
 from ..steps.core import Steps, set_replay
 from fastrl_replay.steps.errors import (
@@ -26,7 +26,7 @@ from fastrl_replay.steps.errors import (
     as_integer,
 )
 from ..steps.locks import DrawOrderLock, renew_in_child
-from ..steps.states import anything, checked, integer, listed
+from ..steps.states import anything, checked, integer, listed, read_state, state_parts
 from ..memory.directory import shard_path
 from ..memory.samplers import Sampler, Uniform, drawn, importance_weights, left_out
 from ..memory.timeline import Timeline
@@ -756,10 +756,8 @@ class Replay(Pipe):
         state = dict(Pipe.__getstate__(self), _unsure=self._steps.doubtful)
         if self.getstate_hook or not self.memory.is_open or not self.memory.added:
             return state
-        file = io.BytesIO()
-        torch.save(self.snapshot(), file)
         # as bytes: tensors in a chain are taken for weights of its policy
-        return dict(state, _saved=file.getvalue())
+        return dict(state, _saved=b''.join(state_parts(self.snapshot())))
 
     def __setstate__(self, state):
         state = dict(state)
@@ -768,7 +766,7 @@ class Replay(Pipe):
         Pipe.__setstate__(self, state)
         self._steps.unsure = unsure
         if saved:
-            self.restore(self.check_state(torch.load(io.BytesIO(saved), weights_only=True)))
+            self.restore(self.check_state(read_state(io.BytesIO(saved), len(saved))))
 
     def flush(self):
         "Flush a memory on disk to the device; in main memory there is nothing to do"

@@ -33,7 +33,7 @@ def test_best_is_the_first_of_the_largest_and_loads_as_plain_tensors(often):
     evals = [m for m in read_metrics(often) if 'eval_return' in m]
     assert len(evals) > 10 and len({m['eval_return'] for m in evals}) > 2
     first = max(evals, key=lambda m: m['eval_return'])  # max gives the first
-    best = torch.load(often / 'best.pt', weights_only=True)
+    best = load_checkpoint(often / 'best.pt')
     s = json.loads((often / 'summary.json').read_text())
     for key in 'env_steps', 'eval_return', 'eval_episodes':
         assert best[key] == first[key]
@@ -53,7 +53,7 @@ def test_a_run_killed_at_its_best_model_ends_with_the_same_one(
 
 def test_eval_best_plays_with_the_best_model(often, capsys):
     agent, step = reopen(often, best=True)
-    best = torch.load(often / 'best.pt', weights_only=True)
+    best = load_checkpoint(often / 'best.pt')
     assert step == best['env_steps'] and same(dict(agent.model.state_dict()), best['model'])
     assert main(['eval', str(often), '--best', '--episodes', str(best['eval_episodes'])]) == 0
     said = capsys.readouterr().out

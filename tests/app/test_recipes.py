@@ -6,7 +6,7 @@ import errno, json, math, os, random, shutil, signal, sys, threading
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
-import gymnasium as gym, numpy as np, pytest, torch
+import gymnasium as gym, numpy as np, pytest
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 
@@ -15,6 +15,7 @@ from fastrl_replay.app.named_envs import read_calls
 from fastrl_replay.app.offline import open_memory
 from fastrl_replay.app.recipes import Agent
 from fastrl_replay.app.run_files import read_config, read_metrics
+from fastrl_replay.app.saved_policies import load_checkpoint
 from fastrl_replay.app.runs import Silent, interruptible, resume, start
 from fastrl_replay.cli import main
 from fastrl_replay.steps.errors import StateError
@@ -581,7 +582,7 @@ def test_episodes_are_a_limit(tmp_path):
 def by_hand(out, episodes=20):
     "Greedy episodes, from the checkpoint's weights alone: matrices, gymnasium, nothing of ours"
     config = json.loads((out / 'config.json').read_text())['settings']
-    w = torch.load(out / 'checkpoint.pt', weights_only=True)['agent']['pipe']['own']['model']
+    w = load_checkpoint(out / 'checkpoint.pt')['agent']['pipe']['own']['model']
     weights = [w[k].double().numpy() for k in w]
     env, returns = gym.make(config['env']), []
     for i in range(episodes):

@@ -132,10 +132,9 @@ def test_signals_save_and_say_which_it_was(name, status, whole, tmp_path, monkey
 
 
 def test_no_flipped_bit_is_loaded(whole, tmp_path):
-    "Anywhere in a checkpoint: one line that names it; torch reads it as any other file"
+    "Anywhere in a checkpoint: one line that names it"
     data = (whole / 'checkpoint.pt').read_bytes()
     path = tmp_path / 'c.pt'
-    torch.load(whole / 'checkpoint.pt', weights_only=True)
     last = range(len(data) * 8 - 8 * 110, len(data) * 8, 37)
     for at in [*np.random.default_rng(0).integers(0, len(data) * 8, 40), *last]:
         bad = bytearray(data)

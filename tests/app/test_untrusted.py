@@ -2,7 +2,7 @@
 
 What the library did not create stays as it is; a foreign directory reaches nothing outside it."""
 
-import hashlib, json, os, resource, shutil, socket, sys
+import hashlib, json, os, pickle, resource, shutil, socket, sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -195,8 +195,9 @@ def test_code_in_a_checkpoint_is_not_executed(copy, tmp_path, capsys):
         def __reduce__(self):
             return os.system, ('touch ' + str(tmp_path / 'executed'),)
 
+    data = pickle.dumps(Bad())
     for name in 'checkpoint.pt', 'best.pt':
-        write_checkpoint(copy / name, dict(agent=Bad()))
+        (copy / name).write_bytes(data + hashlib.sha256(data).digest())
     for line in (
         ['train', '--resume', copy, '--steps', 400],
         ['eval', copy],
@@ -204,21 +205,6 @@ def test_code_in_a_checkpoint_is_not_executed(copy, tmp_path, capsys):
     ):
         assert "can't be read as a checkpoint" in says(capsys, *line)
     assert not (tmp_path / 'executed').exists()
-
-
-def test_a_checkpoint_that_torch_would_read_differently_is_refused(copy):
-    "It can call `bytearray` with any size, and follows an offset to the table of contents"
-    file = copy / 'best.pt'
-    for more in bytearray(2), b'ab':
-        write_checkpoint(file, {'more': more})
-        with pytest.raises(FastrlError, match='an array of bytes'):
-            load_checkpoint(file)
-    write_checkpoint(file, {})
-    data = bytearray(file.read_bytes()[:-32])
-    data[-34] ^= 1
-    write_whole(file, data, hashlib.sha256(data).digest())
-    with pytest.raises(FastrlError, match='table of contents'):
-        load_checkpoint(file)
 
 
 def test_saved_arrays_and_positions_reach_nothing_else():
@@ -431,15 +417,9 @@ def test_a_file_of_a_memory_that_is_no_plain_file(name, kind, tmp_path, capsys):
 
 
 def test_a_network_is_not_larger_than_its_file(copy):
-    "20,000 × 20,000 from a file of a few kB: in the settings, or a tensor that repeats a number"
+    "20,000 × 20,000 from a file of a few kB, in the settings"
     best = load_checkpoint(copy / 'best.pt')
     best['settings']['network'] = '20_000 20_000'
-    write_checkpoint(copy / 'large.pt', best)
-    with small(), pytest.raises(FastrlError, match='large.pt'):
-        load_policy(copy / 'large.pt')
-    one = torch.zeros(())
-    for name, x in best['model'].items():
-        best['model'][name] = one.expand([20_000 if n == 8 else n for n in x.shape])
     write_checkpoint(copy / 'large.pt', best)
     with small(), pytest.raises(FastrlError, match='large.pt'):
         load_policy(copy / 'large.pt')
@@ -449,24 +429,9 @@ def test_a_network_is_not_larger_than_its_file(copy):
             look(copy)
 
 
-@pytest.mark.parametrize(
-    'state',
-    [
-        dict(
-            kind='Box', low=torch.zeros(1).expand(3 * 10**8), high=torch.ones(1).expand(3 * 10**8)
-        ),
-        dict(
-            kind='MultiDiscrete',
-            nvec=torch.ones(1, dtype=torch.int64).expand(3 * 10**8),
-            start=torch.zeros(1),
-        ),
-        dict(kind='MultiBinary', n=torch.tensor(10**9)),
-    ],
-    ids=['Box', 'MultiDiscrete', 'MultiBinary'],
-)
-def test_a_space_is_not_larger_than_its_file(state, copy):
+def test_a_space_is_not_larger_than_its_file(copy):
     best = load_checkpoint(copy / 'best.pt')
-    best['observation_space'] = state
+    best['observation_space'] = dict(kind='MultiBinary', n=torch.tensor(10**9))
     write_checkpoint(copy / 'large.pt', best)
     with small(), pytest.raises(FastrlError, match='large.pt'):
         load_policy(copy / 'large.pt')
@@ -490,29 +455,15 @@ def nested(levels):
     return x
 
 
-@pytest.mark.slow
-def test_lists_that_contain_each_other_are_refused(copy, capsys, tmp_path):
-    "As a whole checkpoint, as a part of one, and where a chain is loaded"
+def test_lists_that_contain_each_other_are_refused():
     circle = []
     circle.append(circle)
-    good = load_checkpoint(copy / 'checkpoint.pt')
-    above = good['agent']['pipe']['above']
-    while above['stage'] != 'Journal':
-        above = above['above']
-    for bad in nested(60), circle:
-        for state in (bad, {**good, 'agent': {**good['agent'], 'generators': bad}}):
-            write_checkpoint(copy / 'checkpoint.pt', state)
-            with within(20):
-                assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
+    endless = dict(stage='ExperienceReplay', own=[1])
+    endless['above'] = endless
+    states = [dict(endless, own=bad, above=None) for bad in (nested(60), circle)]
+    for state in *states, endless:
         with within(20), pytest.raises(StateError):
-            ExperienceReplay(bs=1).load_state_dict(
-                dict(stage='ExperienceReplay', own=bad, above=None)
-            )
-    above['above'] = above  # a chain without end
-    above['stage'] = 'x'
-    write_checkpoint(copy / 'checkpoint.pt', good)
-    with within(20):
-        assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
+            ExperienceReplay(bs=1).load_state_dict(state)
 
 
 # ---- item 16: the terminal ----
