@@ -46,7 +46,7 @@ groups = {
     + ' own_environment memories stages train command_line app/runs howto faq '
     'envs/atari learning/r2d2 '
     + tutorials(
-        'a_million_frames goals_in_hindsight several_agents your_data a_memory_on_disk '
+        'replay_from_pixels goals_in_hindsight several_agents your_data a_memory_on_disk '
         'from_one_to_eight from_machine_to_cluster a_thousand_actors your_own_stage'
     )
     + ' memory/samplers '
