@@ -47,9 +47,9 @@ def fetch(name):
 
 
 def source(folder):
-    "A copy of the notebooks in `folder`, with the pages that are made."
+    "A copy of the notebooks in `folder`, with the page of those that the sidebar has not."
     import conf
-    from reference import write_pages
+    from reference import write_sources
 
     shutil.copytree(
         ROOT / 'nbs', folder / 'nbs', ignore=shutil.ignore_patterns('.ipynb_checkpoints')
@@ -62,12 +62,7 @@ def source(folder):
     for name in {'CHANGELOG.md', 'CONTRIBUTING.md'} | {n for n in linked if (ROOT / n).is_file()}:
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(ROOT / name, folder / name)
-    write_pages(
-        folder / 'nbs',
-        conf.classes,
-        conf.internals,
-        {p for pages in conf.groups.values() for p in pages.split()},
-    )
+    write_sources(folder / 'nbs', ' '.join(['index', *conf.groups.values()]).split())
     return folder / 'nbs'
 
 
