@@ -48,14 +48,14 @@ class Lessons:
 
 def members(cls):
     "Return the names of public methods and properties of a class and of its public bases."
-    found = {}
+    found = {}  # in order
     for base in cls.__mro__:
         if base.__name__ not in (*BASES, *everything.__all__):
             continue
         for name, value in vars(base).items():
             function = getattr(value, 'fget', getattr(value, '__func__', value))
             if name[0] != '_' and inspect.isfunction(function) and not hasattr(function, 'stage'):
-                found[name] = base
+                found[name] = True
     shown = found if cls.__name__ in ('Pipe', 'Sampler', 'Timeline') else found.keys() - HOOKS
     return [name for name in found if name in shown]
 

@@ -1,13 +1,14 @@
-"""Write two tables into pages: `python docs/versions.py [--check]`.
+"""Write the two tables of nbs/install.md: `python docs/versions.py [--check]`.
 
 What was run comes from benchmarks/results/pythons.json, which `.ci/pythons` writes; the extras come
-from pyproject.toml."""
+from pyproject.toml. In the page, each table is between two comments, BEGIN and END."""
 
 import json, re, sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = '<!-- docs/versions.py: begin -->\n', '<!-- docs/versions.py: end -->\n'
+PAGE = ROOT / 'nbs/install.md'
+BEGIN, END = '<!-- docs/versions.py: begin -->', '<!-- docs/versions.py: end -->'
 WHICH = dict(fast='the fast tests', some='the tests of `.ci/lowest`')
 
 
@@ -61,24 +62,22 @@ def extras():
     ]
 
 
-def page(path, table):
-    "A page with its table"
-    before, rest = path.read_text(encoding='utf-8').split(BEGIN)
-    return '\n'.join([f'{before}{BEGIN}', *table, f'\n{END}']) + rest.split(END)[1]
+def fill(text):
+    "A text with its tables as they are now; the heads tell them apart"
+    for table in versions(), extras():
+        head = re.escape(f'{BEGIN}\n\n{table[0]}\n')
+        new = '\n'.join([BEGIN, '', *table, '', END])
+        text = re.sub(f'{head}.*?{END}', lambda m: new, text, flags=re.S)
+    return text
 
 
 def main():
-    for name, table in {'versions': versions(), 'install': extras()}.items():
-        path = ROOT / f'nbs/{name}.md'
-        wanted = page(path, table)
-        if wanted == path.read_text(encoding='utf-8'):
-            continue
-        if '--check' in sys.argv[1:]:
-            sys.exit(
-                f'nbs/{name}.md: its table is not what its source gives. '
-                'Remedy: run\n    python docs/versions.py'
-            )
-        path.write_text(wanted, encoding='utf-8', newline='\n')
+    text = PAGE.read_text(encoding='utf-8')
+    if fill(text) == text:
+        return
+    if '--check' in sys.argv[1:]:
+        sys.exit(f'{PAGE}: a table is not what its source gives. Remedy: python docs/versions.py')
+    PAGE.write_text(fill(text), encoding='utf-8', newline='\n')
 
 
 if __name__ == '__main__':
