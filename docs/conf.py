@@ -58,6 +58,8 @@ groups = {
     'More': 'glossary changelog contributing sources',
 }
 
+sidebar = ' '.join(['index', *groups.values()]).split()
+
 words = {  # what people search for, where the page says it in other words
     'install': 'pip; installation; setup; requirements; extras; CUDA; CPU wheel; versions',
     'tutorials/your_own_loop': 'custom training loop; training loop; custom loss; CleanRL',

@@ -278,12 +278,12 @@ class Site(StandaloneHTMLBuilder):
     "Sphinx's builder; only pages of the sidebar can be searched."
 
     def index_page(self, page, doctree, title):
-        if page in f'index {" ".join(self.config.groups.values())}'.split():
+        if page in self.config.sidebar:
             super().index_page(page, doctree, title)
 
 
 def setup(app):
-    for name in 'groups', 'words', 'repository':
+    for name in 'groups', 'sidebar', 'words', 'repository':
         app.add_config_value(name, None, 'env')
     app.connect('source-read', read_page)
     app.connect('autodoc-process-docstring', add_parameters)

@@ -62,7 +62,7 @@ def source(folder):
     for name in {'CHANGELOG.md', 'CONTRIBUTING.md'} | {n for n in linked if (ROOT / n).is_file()}:
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(ROOT / name, folder / name)
-    write_sources(folder / 'nbs', ' '.join(['index', *conf.groups.values()]).split())
+    write_sources(folder / 'nbs', conf.sidebar)
     return folder / 'nbs'
 
 
