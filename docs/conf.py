@@ -18,13 +18,7 @@ repository = urls.get(
     'Repository', ''
 )  # pyproject's [project.urls]; without it there are no links to Colab
 root_doc = 'index'
-extensions = [
-    'myst_nb',
-    'sphinx.ext.autodoc',
-    'sphinx.ext.mathjax',
-    'sphinx_copybutton',
-    'literate',
-]
+extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx_copybutton', 'literate']
 exclude_patterns = ['**/.ipynb_checkpoints']
 
 
@@ -125,8 +119,7 @@ python_maximum_signature_line_length = 80
 toc_object_entries_show_parents = 'hide'
 smartquotes_action = 'D'  # dashes alone: quotes in the texts of the API are code
 add_module_names = False
-mathjax_path = 'tex-svg.js'
-mathjax3_config = {'options': {'enableMenu': False}}
+html_math_renderer = 'svg'
 pygments_style, pygments_dark_style = 'default', 'monokai'
 html_theme, html_copy_source = 'furo', False
 html_title = f'fastrl_replay {release}'

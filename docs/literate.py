@@ -13,12 +13,15 @@ import json
 import re
 from dataclasses import is_dataclass
 from functools import cache
+from html import escape
 from pathlib import Path
 
 import fastrl_replay.all as everything
+import quickjs
 from docutils import nodes
-from fastrl_replay.pipe import Pipe
 from fastcore.docments import docments
+from fastrl_replay.pipe import Pipe
+from make import fetch
 from pygments.lexers.special import TextLexer
 from readme import split_directives
 from reference import members
@@ -169,6 +172,26 @@ def read_page(app, page, content):
     content[0] = json.dumps(dict(notebook, cells=cells))
 
 
+@cache
+def typesetter():
+    "Return a function that makes an SVG of a formula in TeX: MathJax, without a browser."
+    engine = quickjs.Context()
+    for script in fetch('mathjax.js'), Path(__file__).parent / 'formulas.js':
+        engine.eval(script.read_text(encoding='utf-8'))
+    return engine.eval('svg')
+
+
+def show_formula(translator, node):
+    "Write a formula into a page (for Sphinx's `add_html_math_renderer`)."
+    formula = node.astext()
+    tag = 'div' if isinstance(node, nodes.math_block) else 'span'
+    svg = typesetter()(formula, tag == 'div').replace(
+        '<svg', f'<svg aria-label="{escape(formula)}"'
+    )
+    translator.body.append(f'<{tag} class="math">{svg}</{tag}>')
+    raise nodes.SkipNode
+
+
 # ---- the API ----
 
 
@@ -292,5 +315,6 @@ def setup(app):
     app.connect('doctree-read', name_signatures)
     app.connect('html-page-context', add_breadcrumbs)
     app.add_builder(Site, override=True)
+    app.add_html_math_renderer('svg', (show_formula, None), (show_formula, None))
     app.add_lexer('mermaid', TextLexer)  # static/diagrams.js draws them
     return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)

@@ -181,22 +181,15 @@ def test_backticks_lead_to_the_api(pages):
 
 
 def show(browser, url, width, theme='light'):
-    "Open a page in a window of that width, and wait until its equations and diagrams are drawn."
+    "Open a page in a window of that width, and wait until its diagrams are drawn."
     size = dict(width=width, height=900, deviceScaleFactor=1, mobile=False)
     browser.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', size)
     features = [dict(name='prefers-color-scheme', value=theme)]
     browser.execute_cdp_cmd('Emulation.setEmulatedMedia', dict(features=features))
     browser.get(url)
-    drawn = """
-        const math = document.querySelector('script[src*="tex-svg"]');
-        const open = '.highlight-mermaid, .mermaid:not([data-processed])';
-        return (!math || window.MathJax?.startup?.promise && document.readyState == 'complete')
-            && [...document.querySelectorAll(open)].length == 0"""
+    drawn = """return document.readyState == 'complete'
+        && !document.querySelector('.highlight-mermaid, .mermaid:not([data-processed])')"""
     WebDriverWait(browser, 30).until(lambda b: b.execute_script(drawn))
-    browser.execute_async_script(
-        'const done = arguments[0]; (window.MathJax?.startup?.promise ?? Promise.resolve())'
-        '.then(() => setTimeout(done, 50))'
-    )
 
 
 FACTS = """
@@ -205,14 +198,14 @@ FACTS = """
     const scrolls = e => e && (/auto|scroll|hidden/.test(getComputedStyle(e).overflowX)
       || scrolls(e.parentElement));
     const sticks = r => r.right > innerWidth + 1 || r.left < -1;
-    const seen = all('article *').filter(e => box(e).width && !e.closest('mjx-assistive-mml'));
+    const seen = all('article *').filter(e => box(e).width);
     return {
       wide: document.documentElement.scrollWidth,
       out: seen.filter(e => sticks(box(e)) && !scrolls(e.parentElement))
         .map(e => e.outerHTML.slice(0, 150)),
       equations: document.querySelectorAll('.math').length,
-      drawn: all('.math mjx-container svg').filter(e => box(e).width && box(e).height).length,
-      errors: all('mjx-merror, [data-mjx-error], .mermaid .error-icon').length,
+      drawn: all('.math svg').filter(e => box(e).width && box(e).height).length,
+      errors: all('[data-mjx-error], .mermaid .error-icon').length,
       diagrams: document.querySelectorAll('.mermaid').length,
       pictured: all('.mermaid svg').filter(e => box(e).height > 20 && e.querySelector('.node'))
         .length,
