@@ -32,8 +32,9 @@ groups = {
     'Guides': 'tutorials/your_own_loop own_environment memories train command_line '
     + within(
         'tutorials',
-        'checkpoints on_disk frames recurrent goals_in_hindsight your_data several_agents '
-        'simulators scaling_out sizing your_own_sampler your_own_stage callbacks coming_from',
+        'checkpoints on_disk replay_from_pixels recurrent_agents goals_in_hindsight your_data '
+        'several_agents simulators scaling_out sizing your_own_sampler your_own_stage callbacks '
+        'coming_from',
     )
     + ' sb3 how_fast howto faq',
     'Concepts': 'ideas tutorials/life_of_one_step '
@@ -42,10 +43,11 @@ groups = {
     'Reference': 'all '
     + within(
         'reference',
-        'experience_replay prioritized_replay sequence_replay hindsight_replay mixture stores '
-        'timeline samplers trees batches pipes environments own_loop n_step chunker logging '
-        'normalization recorded dqn_learners sac_td3_learners losses network_parts exploration '
-        'workers services learner_ranks other_loaders scripted error_types',
+        'experience_replay prioritized_replay sequence_replay hindsight_replay mixed_replay stores '
+        'timeline_class sampler_classes trees batch_classes pipes environments own_loop n_step '
+        'sequence_chunker logging normalization recorded_data dqn_learners sac_td3_learners '
+        'loss_functions network_parts exploration workers services learner_ranks other_loaders '
+        'scripted error_types',
     ),
     'Design notes': within('memory', 'timeline frames sumtree directory')
     + ' stages/waiting parallel/stage steps/states combinations',
@@ -64,9 +66,9 @@ words = {  # what people search for, where the page says it in other words
     'tutorials/checkpoints': 'checkpoint; resume; save; load; save buffer; state_dict; '
     'load model; save model; checkpoint interval',
     'tutorials/on_disk': 'disk; persist; memmap; crash; larger than RAM; out of memory',
-    'tutorials/frames': 'frame stack; FrameStackObservation; images; Atari; Atari memory; '
+    'tutorials/replay_from_pixels': 'frame stack; FrameStackObservation; images; Atari; Atari memory; '
     'ALE; Pong; Breakout; optimize_memory_usage',
-    'tutorials/recurrent': 'RNN; LSTM; GRU; hidden state; recurrent states; recurrent agent; '
+    'tutorials/recurrent_agents': 'RNN; LSTM; GRU; hidden state; recurrent states; recurrent agent; '
     'recurrent network; R2D2; DRQN; stored state',
     'tutorials/goals_in_hindsight': 'HER; HerReplayBuffer; goal-conditioned; GoalEnv; '
     'HerReplayBuffer speed',

@@ -186,7 +186,7 @@ def show_formula(translator, node):
     formula = node.astext()
     tag = 'div' if isinstance(node, nodes.math_block) else 'span'
     svg = typesetter()(formula, tag == 'div').replace(
-        '<svg', f'<svg aria-label="{escape(formula)}"'
+        '<svg', f'<svg aria-label="{escape(formula)}"', 1
     )
     translator.body.append(f'<{tag} class="math">{svg}</{tag}>')
     raise nodes.SkipNode

@@ -167,8 +167,8 @@ def test_no_directive_is_left_over(pages):
 
 def test_backticks_lead_to_the_api(pages):
     for page, target in {
-        'memory/timeline': '../reference/batches.html#fastrl_replay.steps.core.Steps',
-        'all': 'reference/losses.html#fastrl_replay.learning.losses.rescale',
+        'memory/timeline': '../reference/batch_classes.html#fastrl_replay.steps.core.Steps',
+        'all': 'reference/loss_functions.html#fastrl_replay.learning.losses.rescale',
         # written `.dqn`
         'train': 'reference/dqn_learners.html#fastrl_replay.learning.dqn.DQNLearner',
     }.items():
@@ -246,7 +246,7 @@ def test_there_is_something_to_draw(site, browser):
         ('custom sampler', 'tutorials/your_own_sampler.html'),
         ('buffer', 'memories.html'),
         ('HER', 'replay/hindsight.html'),
-        ('hidden state', 'tutorials/recurrent.html'),
+        ('hidden state', 'tutorials/recurrent_agents.html'),
         ('Isaac Lab', 'tutorials/simulators.html'),
         ('priorities not changing', 'faq.html'),
     ],
