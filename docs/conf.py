@@ -66,10 +66,10 @@ words = {  # what people search for, where the page says it in other words
     'tutorials/checkpoints': 'checkpoint; resume; save; load; save buffer; state_dict; '
     'load model; save model; checkpoint interval',
     'tutorials/on_disk': 'disk; persist; memmap; crash; larger than RAM; out of memory',
-    'tutorials/replay_from_pixels': 'frame stack; FrameStackObservation; images; Atari; Atari memory; '
-    'ALE; Pong; Breakout; optimize_memory_usage',
-    'tutorials/recurrent_agents': 'RNN; LSTM; GRU; hidden state; recurrent states; recurrent agent; '
-    'recurrent network; R2D2; DRQN; stored state',
+    'tutorials/replay_from_pixels': 'frame stack; FrameStackObservation; images; Atari; '
+    'Atari memory; ALE; Pong; Breakout; optimize_memory_usage',
+    'tutorials/recurrent_agents': 'RNN; LSTM; GRU; hidden state; recurrent states; '
+    'recurrent agent; recurrent network; R2D2; DRQN; stored state',
     'tutorials/goals_in_hindsight': 'HER; HerReplayBuffer; goal-conditioned; GoalEnv; '
     'HerReplayBuffer speed',
     'tutorials/your_data': 'offline RL; dataset; demonstrations; Minari; D4RL; IQL; CQL; '
