@@ -69,9 +69,11 @@ def write_sources(folder, shown):
             path = Path(page)
             title, lead = lessons.head(page)
             lead = re.sub(r'\]\((?=[\w.])(?!http)', f']({path.parent.as_posix()}/', lead)
-            part = parts.setdefault(path.parent.name or 'fastrl_replay', [])
-            part.append(f'- [{title}]({page}.ipynb): {lead}')
-    text = '# Source notebooks\n\n> Each notebook exports one module; import order.\n'
+            part = path.parent.name or 'fastrl_replay'
+            parts[part] = [*parts.pop(part, []), f'- [{title}]({page}.ipynb): {lead}']
+    text = (
+        '# Source notebooks\n\n> Each notebook exports one module. Here they are in import order.\n'
+    )
     for part, lines in parts.items():
         text += '\n'.join([f'\n## {part}\n', *lines, ''])
     (folder / 'sources.md').write_text(text, encoding='utf-8')

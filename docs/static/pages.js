@@ -19,7 +19,7 @@ addEventListener('DOMContentLoaded', () => {
 // Browsers refuse to fetch the pages of file://, from which excerpts come; these have no code.
 DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = location.protocol != 'file:';
 addEventListener('DOMContentLoaded', () => {
-  if (!window.Search) return;
+  if (typeof Search == 'undefined') return;
   const text = Search.htmlToText;
   Search.htmlToText = (html, anchor) => text(html.replace(/<pre[^]*?<\/pre>/g, ''), anchor);
 });
