@@ -1,14 +1,14 @@
-"""Write the two tables of nbs/install.md: `python docs/versions.py [--check]`.
+"""Write two tables into nbs/install.md: `python docs/versions.py [--check]`.
 
 What was run comes from benchmarks/results/pythons.json, which `.ci/pythons` writes; the extras come
-from pyproject.toml. In the page, each table is between two comments, BEGIN and END."""
+from pyproject.toml."""
 
 import json, re, sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / 'nbs/install.md'
-BEGIN, END = '<!-- docs/versions.py: begin -->', '<!-- docs/versions.py: end -->'
+BEGIN, END = '<!-- docs/versions.py: {} -->\n', '<!-- docs/versions.py: end -->\n'
 WHICH = dict(fast='the fast tests', some='the tests of `.ci/lowest`')
 
 
@@ -62,22 +62,25 @@ def extras():
     ]
 
 
-def fill(text):
-    "A text with its tables as they are now; the heads tell them apart"
-    for table in versions(), extras():
-        head = re.escape(f'{BEGIN}\n\n{table[0]}\n')
-        new = '\n'.join([BEGIN, '', *table, '', END])
-        text = re.sub(f'{head}.*?{END}', lambda m: new, text, flags=re.S)
-    return text
+def with_table(text, name, table):
+    "Return the text of the page with this table between its two comments"
+    begin = BEGIN.format(name)
+    before, rest = text.split(begin)
+    return '\n'.join([f'{before}{begin}', *table, f'\n{END}']) + rest.split(END, 1)[1]
 
 
 def main():
-    text = PAGE.read_text(encoding='utf-8')
-    if fill(text) == text:
+    found = PAGE.read_text(encoding='utf-8')
+    wanted = with_table(found, 'extras', extras())
+    wanted = with_table(wanted, 'versions', versions())
+    if wanted == found:
         return
     if '--check' in sys.argv[1:]:
-        sys.exit(f'{PAGE}: a table is not what its source gives. Remedy: python docs/versions.py')
-    PAGE.write_text(fill(text), encoding='utf-8', newline='\n')
+        sys.exit(
+            'nbs/install.md: its tables are not what their sources give. '
+            'Remedy: run\n    python docs/versions.py'
+        )
+    PAGE.write_text(wanted, encoding='utf-8', newline='\n')
 
 
 if __name__ == '__main__':
