@@ -5,7 +5,7 @@ from importlib.metadata import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import fastrl_replay.all
+import fastrl_replay
 
 project, author, copyright = (
     'fastrl_replay',
@@ -13,109 +13,97 @@ project, author, copyright = (
     'The fastrl_replay contributors, Apache 2.0',
 )
 release = version = fastrl_replay.__version__
-surface = fastrl_replay.all.__all__
-chained = {
-    f'.{c.stage_name}': f'{c.__module__}.{c.__name__}'
-    for c in vars(fastrl_replay.all).values()
-    if hasattr(c, 'stage_name')
-}
 urls = dict(u.split(', ') for u in metadata('fastrl_replay').get_all('Project-URL', []))
 repository = urls.get(
     'Repository', ''
 )  # pyproject's [project.urls]; without it there are no links to Colab
 root_doc = 'index'
-extensions = [
-    'myst_nb',
-    'sphinx.ext.autodoc',
-    'sphinx.ext.viewcode',
-    'sphinx.ext.mathjax',
-    'sphinx_copybutton',
-    'literate',
-]
+extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx_copybutton', 'literate']
 exclude_patterns = ['**/.ipynb_checkpoints']
 
 
-# Parts of the sidebar, by what a reader wants; internals are the source lessons, in import order.
-def tutorials(names):
-    return ' '.join(f'tutorials/{n}' for n in names.split())
+# The parts of the sidebar. All other notebooks are on the page of source notebooks.
+def within(folder, names):
+    return ' '.join(f'{folder}/{name}' for name in names.split())
 
 
 groups = {
-    'Use it': 'install first_training '
-    + tutorials('your_own_loop')
-    + ' own_environment memories stages train command_line app/runs howto faq '
-    'envs/atari learning/r2d2 '
-    + tutorials(
-        'replay_from_pixels goals_in_hindsight several_agents your_data a_memory_on_disk '
-        'from_one_to_eight from_machine_to_cluster a_thousand_actors your_own_stage'
+    'Start': 'install first_training',
+    'Guides': 'tutorials/your_own_loop own_environment memories train command_line '
+    + within(
+        'tutorials',
+        'checkpoints on_disk replay_from_pixels recurrent_agents goals_in_hindsight your_data '
+        'several_agents simulators scaling_out sizing your_own_sampler your_own_stage callbacks '
+        'coming_from',
     )
-    + ' memory/samplers '
-    + tutorials('callbacks coming_from')
-    + ' sb3 how_fast survives',
-    'Understand it': 'ideas '
-    + tutorials('life_of_one_step')
-    + ' replay/experience replay/prioritized replay/sequences replay/hindsight papers '
-    + tutorials('from_seed_to_here'),
-    'Reference': 'all reference/classes combinations glossary versions changelog',
-    'Internals': 'modules internals/steps_and_pipes internals/environments internals/transforms '
-    'internals/memory internals/replay internals/learning internals/data internals/many_processes '
-    'internals/pages_and_figures internals/recipes_and_runs internals/command_line contributing',
+    + ' sb3 how_fast howto faq',
+    'Concepts': 'ideas tutorials/life_of_one_step '
+    + within('replay', 'experience prioritized sequences hindsight')
+    + ' stages/nstep papers',
+    'Reference': 'all '
+    + within(
+        'reference',
+        'experience_replay prioritized_replay sequence_replay hindsight_replay mixed_replay stores '
+        'timeline_class sampler_classes trees batch_classes pipes environments own_loop n_step '
+        'sequence_chunker logging normalization recorded_data dqn_learners sac_td3_learners '
+        'loss_functions network_parts exploration workers services learner_ranks other_loaders '
+        'scripted error_types',
+    ),
+    'Design notes': within('memory', 'timeline frames sumtree directory')
+    + ' stages/waiting parallel/stage steps/states combinations',
+    'More': 'glossary changelog contributing sources',
 }
-internals = {
-    'Steps and pipes': 'steps/* pipe generic testing',
-    'Environments': 'envs/*',
-    'Transforms': 'stages/*',
-    'Memory': 'memory/*',
-    'Replay': 'replay/views replay/own_steps replay/replay replay/sequence_view replay/mixture',
-    'Learning': 'learning/*',
-    'Data': 'data/*',
-    'Many processes': 'parallel/*',
-    'Pages and figures': 'look/*',
-    'Recipes and runs': 'app/*',
-    'Command line': 'cli main',
-}
-classes = [c for c in map(vars(fastrl_replay.all).get, surface) if isinstance(c, type)]
+
+sidebar = ' '.join(['index', *groups.values()]).split()
 
 words = {  # what people search for, where the page says it in other words
-    'install': 'pip; installation; setup; requirements; extras; CUDA; CPU wheel',
-    'memories': 'buffer; replay buffer; buffer_size; capacity; ring buffer',
-    'reference/classes': 'API; api reference',
-    'memory/samplers': 'custom sampler; own sampler; sampling strategy',
-    'tutorials/your_own_loop': 'custom training loop; training loop; custom loss',
+    'install': 'pip; installation; setup; requirements; extras; CUDA; CPU wheel; versions',
+    'tutorials/your_own_loop': 'custom training loop; training loop; custom loss; CleanRL',
     'own_environment': 'custom environment; custom env; gym environment',
-    'look/show': 'visualize; plot; inspect',
-    'look/page': 'visualize memory; html page',
-    'tutorials/coming_from': 'batch_size; learning_starts; train_freq; gradient_steps',
-    'replay/prioritized': 'PER; prioritized experience replay; importance sampling; '
-    'importance weights; beta schedule; beta annealing',
-    'replay/hindsight': 'HER; hindsight experience replay; HerReplayBuffer; HerReplayBuffer speed',
-    'replay/sequences': 'RNN; LSTM; recurrent; burn_in',
-    'learning/r2d2': 'R2D2; recurrent agent; recurrent network',
-    'command_line': 'kill -9; SIGKILL; killed run; resume',
-    'howto': 'HerReplayBuffer; hidden state; recurrent states; beta schedule; '
-    'late TD errors; rows as arrays; Atari memory; kill -9',
-    'tutorials/from_machine_to_cluster': 'Ray; cluster; several machines; '
-    'lost machine; node failure',
-    'parallel/stage': 'distributed; multiprocessing; num_workers; Ape-X; APEX',
-    'parallel/service': 'Reverb; server',
-    'app/commands': 'tensorboard; logging',
-    'app/runs': 'checkpoint; resume; save; load; save_every; checkpoint interval',
-    'app/saved_policies': 'load model; save model',
-    'tutorials/your_data': 'offline RL; dataset; demonstrations; Minari; D4RL; '
-    'dataset of another environment',
-    'memory/on_device': 'cuda; GPU',
-    'memory/frames': 'frame stack; images; Atari memory',
-    'tutorials/several_agents': 'multi-agent; MARL; PettingZoo',
-    'app/watching': 'live view; dashboard; monitor',
-    'envs/atari': 'Atari; Atari environment; ALE; Pong; Breakout',
-    'learning/video': 'record video; render; video of the best model',
+    'memories': 'buffer; replay buffer; buffer_size; capacity; ring buffer',
+    'train': 'recipe; hyperparameters; Rainbow; DDPG; IQL; CQL',
+    'command_line': 'kill -9; SIGKILL; killed run; resume; tensorboard; live view; dashboard',
+    'tutorials/checkpoints': 'checkpoint; resume; save; load; save buffer; state_dict; '
+    'load model; save model; checkpoint interval',
+    'tutorials/on_disk': 'disk; persist; memmap; crash; larger than RAM; out of memory',
+    'tutorials/replay_from_pixels': 'frame stack; FrameStackObservation; images; Atari; '
+    'Atari memory; ALE; Pong; Breakout; optimize_memory_usage',
+    'tutorials/recurrent_agents': 'RNN; LSTM; GRU; hidden state; recurrent states; '
+    'recurrent agent; recurrent network; R2D2; DRQN; stored state',
+    'tutorials/goals_in_hindsight': 'HER; HerReplayBuffer; goal-conditioned; GoalEnv; '
+    'HerReplayBuffer speed',
+    'tutorials/your_data': 'offline RL; dataset; demonstrations; Minari; D4RL; IQL; CQL; '
+    'dataset of another environment; behavior cloning',
+    'tutorials/several_agents': 'multi-agent; MARL; PettingZoo; QMIX; MADDPG',
+    'tutorials/simulators': 'Isaac Lab; IsaacLab; Isaac Gym; ManiSkill; MuJoCo Playground; '
+    'Brax; GPU simulator; batched environment',
+    'tutorials/scaling_out': 'Ray; RLlib; cluster; several machines; lost machine; node failure; '
+    'distributed; multiprocessing; num_workers; Ape-X; APEX; Reverb; server; DDP; torchrun',
+    'tutorials/sizing': 'how many actors; simulation; throughput',
+    'tutorials/your_own_sampler': 'custom sampler; own sampler; sampling strategy; Selector',
+    'tutorials/callbacks': 'callback; early stopping; best model; record video; render; '
+    'video of the best model; Weights & Biases',
+    'tutorials/coming_from': 'batch_size; learning_starts; train_freq; gradient_steps; '
+    'buffer_size; TorchRL; TensorDictReplayBuffer; cpprb; Tianshou; Reverb; flashbax',
+    'sb3': 'SB3; Stable-Baselines3; replay_buffer_class',
+    'how_fast': 'benchmark; performance; speed',
+    'howto': 'beta schedule; late TD errors; rows as arrays',
     'faq': 'error; slow; troubleshooting; not learning; priorities not changing; memory grows; '
     'hangs; workers hang; runs differ',
-    'sb3': 'SB3; replay_buffer_class',
+    'replay/prioritized': 'PER; prioritized experience replay; importance sampling; '
+    'importance weights; beta schedule; beta annealing',
+    'replay/sequences': 'burn_in; burn-in',
+    'replay/hindsight': 'HER; hindsight experience replay',
     'stages/nstep': 'multi-step; n-step',
-    'tutorials/callbacks': 'callback; early stopping; best model',
-    'tutorials/a_memory_on_disk': 'disk; persist; memmap',
-    'how_fast': 'benchmark; performance',
+    'all': 'API; api reference; classes; functions',
+    'reference/prioritized_replay': 'update_priorities; PrioritizedReplayBuffer; '
+    'PrioritizedSampler',
+    'reference/experience_replay': 'add_step; sample; ReplayBuffer; visualize; plot; inspect; '
+    'visualize memory; html page',
+    'reference/sequence_replay': 'SliceSampler; EpisodeReplayBuffer',
+    'reference/stores': 'cuda; GPU; LazyMemmapStorage; LazyTensorStorage',
+    'reference/exploration': 'epsilon greedy; epsilon schedule; entropy coefficient',
+    'memory/directory': 'disk format; file format',
 }
 
 nb_execution_mode = 'off'  # the outputs were saved when the notebooks were tested
@@ -130,11 +118,10 @@ autodoc_typehints, autodoc_preserve_defaults, autodoc_inherit_docstrings, autodo
     'bysource',
 )
 python_maximum_signature_line_length = 80
-viewcode_follow_imported_members = False  # a page's names are all its module's
+toc_object_entries_show_parents = 'hide'
 smartquotes_action = 'D'  # dashes alone: quotes in the texts of the API are code
 add_module_names = False
-mathjax_path = 'tex-svg.js'
-mathjax3_config = {'options': {'enableMenu': False}}
+html_math_renderer = 'svg'
 pygments_style, pygments_dark_style = 'default', 'monokai'
 html_theme, html_copy_source = 'furo', False
 html_title = f'fastrl_replay {release}'
@@ -143,6 +130,8 @@ if repository:
         source_repository=repository, source_branch='main', source_directory='nbs/'
     )
 html_static_path = ['static']
-html_css_files, html_js_files = ['site.css'], ['diagrams.js', 'pictures.js']
-html_show_search_summary = False  # browsers refuse to fetch other pages of file://
+html_css_files, html_js_files = ['site.css'], ['diagrams.js', 'pages.js']
+html_favicon = 'static/favicon.svg'
+copybutton_image_svg = '<span>Copy</span>'
+suppress_warnings = ['toc.not_included']  # source notebooks
 html_search_scorer = str(Path(__file__).parent / 'static/scorer.js')

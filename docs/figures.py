@@ -96,7 +96,6 @@ FIGURES = {
     'apex.seconds': lambda: number(measured('cartpole-apex')['wall_s']),
     'goals.25': lambda: f"{100 * min(goals('hindsight', 25)):.0f}",
     'goals.seeds': lambda: f"{len(goals('hindsight', 25))}",
-    'goals.40_seconds': lambda: number(goals('hindsight', 40, 'cpu_s')[0]),
     'reach.solved': lambda: span(reach('solved_at_step')),
     'machine.arms': lambda: machine('arms'),
     'machine.recipes': lambda: machine('recipes'),

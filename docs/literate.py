@@ -1,53 +1,80 @@
 """The Sphinx extension that turns the notebooks of nbs/ into pages, without running them.
 
-An exported cell becomes the API of its public names, with its code folded below; one without public
-names is folded if it is long. Compiled kernels stay visible. `#| fold` and `#| show` at the top of
-a cell decide otherwise; `#| hide` leaves out the cell, `#| hide_code` its code; with `#| frames`
-its pictures keep their colors in the dark. Names in backticks link to their API."""
+A cell that begins with `#| api` and lists public names becomes their API: links and the index lead
+there. In the lessons that export modules, an exported cell becomes the API of its names, with its
+code folded below; one without such names is folded if it is long. Compiled kernels stay visible.
+`#| fold` and `#| show` at the top of a cell decide otherwise; `#| hide` leaves out the cell,
+`#| hide_code` its code; with `#| frames` its pictures keep their colors in the dark. Names in
+backticks link to their API."""
 
 import ast
 import inspect
 import json
-import posixpath
 import re
 from dataclasses import is_dataclass
 from functools import cache
+from html import escape
 from pathlib import Path
 
+import fastrl_replay.all as everything
+import quickjs
 from docutils import nodes
-from fastrl_replay.pipe import Pipe
 from fastcore.docments import docments
+from fastrl_replay.pipe import Pipe
+from make import fetch
 from pygments.lexers.special import TextLexer
 from readme import split_directives
+from reference import members
 from sphinx import addnodes
+from sphinx.builders.html import StandaloneHTMLBuilder
 from sphinx.util.nodes import make_refnode
 
-# an entry of "What can go wrong", and its group on the page of questions
-GROUPED = re.compile(r'^(- .+) <!--(\w+)-->$', re.M)
 LONG = 12  # lines of exported code without a public name that are folded
 
 
 # ---- cells ----
 
 
+def cards(source):
+    "Return the API of the public names that an `api` cell lists, as markdown."
+    parts = []
+    for name in re.findall(r'\w+', source):
+        obj = getattr(everything, name)
+        lesson = obj.__module__.removeprefix('fastrl_replay.').replace('.', '/')
+        links = f'[view source](/{lesson}.ipynb)'
+        if hasattr(obj, 'stage_name'):
+            links = f'In a chain: `.{obj.stage_name}(…)` · {links}'
+        card = f'.. autofunction:: {obj.__module__}.{name}'
+        if inspect.isclass(obj):
+            shown = ', '.join(members(obj)) or '__init__'
+            card = f'.. autoclass:: {obj.__module__}.{name}\n   :members: {shown}'
+        parts.append(f'{small(links)}```{{eval-rst}}\n{card}\n```')
+    return '\n'.join(parts)
+
+
 def api_of(source, module):
-    "Return the autodoc directives of the public functions and classes of an exported cell."
+    """Return the autodoc directives of the functions and classes of an exported cell.
+
+    Those of public names are not in the index, which has the cards of the reference."""
     lines = []
     for node in ast.parse(source).body:
         if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name[0] == '_':
             continue
+        name = node.name
         decorators = ' '.join(map(ast.unparse, node.decorator_list))
         if re.match(r'patch\b', decorators):
-            owner = ast.unparse(node.args.args[0].annotation)
+            name = ast.unparse(node.args.args[0].annotation)
             kind = 'property' if 'as_prop' in decorators else 'method'
-            lines += ['', f'.. auto{kind}:: {module}.{owner}.{node.name}']
+            lines += ['', f'.. auto{kind}:: {module}.{name}.{node.name}']
         elif isinstance(node, ast.FunctionDef):
-            lines += ['', f'.. autofunction:: {module}.{node.name}']
+            lines += ['', f'.. autofunction:: {module}.{name}']
         else:
             methods = [f.name for f in node.body if isinstance(f, ast.FunctionDef)]
-            public = ', '.join(name for name in methods if name[0] != '_')
-            lines += ['', f'.. autoclass:: {module}.{node.name}']
+            public = ', '.join(method for method in methods if method[0] != '_')
+            lines += ['', f'.. autoclass:: {module}.{name}']
             lines += [f'   :members: {public}'] if public else []
+        if name in everything.__all__:
+            lines.append('   :no-index:')
     return '\n'.join(lines)
 
 
@@ -56,6 +83,8 @@ def cells_of(cell, module):
     names, source = split_directives(cell['source'])
     if 'hide' in names or not source.strip():
         return []
+    if 'api' in names:
+        return [markdown(cell, cards(source))]
     cell = dict(cell, source=source)
     if {'hide_code', 'alt', 'frames'} & {*names}:
         image = dict(alt=names.get('alt', ''))
@@ -78,8 +107,11 @@ def cells_of(cell, module):
         cell = folded(cell, 'The code')
     if not api:
         return [cell]
-    text = f'```{{eval-rst}}\n{api}\n```'
-    return [dict(cell_type='markdown', id=f'api-{cell["id"]}', metadata={}, source=text), cell]
+    return [markdown(cell, f'```{{eval-rst}}\n{api}\n```'), cell]
+
+
+def markdown(cell, text):
+    return dict(cell_type='markdown', id=f'api-{cell["id"]}', metadata={}, source=text)
 
 
 def folded(cell, prompt):
@@ -88,6 +120,10 @@ def folded(cell, prompt):
 
 
 # ---- pages ----
+
+
+def small(links):
+    return f'```{{container}} notebook-links\n{links}\n```\n'
 
 
 def contents(groups):
@@ -107,32 +143,7 @@ def links_above(repository, page):
     if repository:
         colab = repository.replace('github.com', 'colab.research.google.com/github')
         links += f' · [open in Colab]({colab}/blob/main/nbs/{page}.ipynb)'
-    return f'\n\n```{{container}} notebook-links\n{links}\n```\n'
-
-
-def relinked(text, page):
-    "Return a text of a page with its links as they are from the top level of the notebooks."
-
-    def link(found):
-        return '](' + posixpath.normpath(posixpath.join(posixpath.dirname(page), found[1]))
-
-    return re.sub(r'\]\(([\w./-]+\.(?:ipynb|md))', link, text)
-
-
-def problems(app):
-    "Return all entries of 'What can go wrong' by group, each with a link to its page."
-    found = {}
-    for page in sorted(app.env.found_docs):
-        path = Path(app.srcdir) / f'{page}.ipynb'
-        if not path.exists():
-            continue
-        cells = json.loads(path.read_text(encoding='utf-8'))['cells']
-        texts = [''.join(c['source']) for c in cells if c['cell_type'] == 'markdown']
-        title = texts[0].splitlines()[0].removeprefix('# ')
-        for entry, group in GROUPED.findall('\n'.join(texts)):
-            text = f'{relinked(entry, page)} ([{title}]({page}.ipynb))'
-            found.setdefault(group, []).append(text)
-    return found
+    return f'\n\n{small(links)}'
 
 
 def read_page(app, page, content):
@@ -140,11 +151,6 @@ def read_page(app, page, content):
     words = [f'   ! single: {w}' for w in app.config.words.get(page, '').split('; ') if w]
     index = '\n'.join(['\n', '```{eval-rst}', '.. index::', *words, '```', '']) if words else ''
     if not content[0].startswith('{'):
-        if '```{can-go-wrong}' in content[0]:
-            found = problems(app)
-            content[0] = re.sub(
-                r'```\{can-go-wrong\} (\w+)\n```', lambda m: '\n'.join(found[m[1]]), content[0]
-            )
         content[0] = re.sub(r'(?m)^(# .*)$', lambda m: m[1] + index, content[0], count=1)
         return
     notebook = json.loads(content[0])
@@ -164,6 +170,26 @@ def read_page(app, page, content):
         cells[-1]['source'] += '\n' + contents(app.config.groups)
     notebook['metadata']['source_map'] = [*range(len(cells))]  # warnings give a cell's number
     content[0] = json.dumps(dict(notebook, cells=cells))
+
+
+@cache
+def typesetter():
+    "Return a function that makes an SVG of a formula in TeX: MathJax, without a browser."
+    engine = quickjs.Context()
+    for script in fetch('mathjax.js'), Path(__file__).parent / 'formulas.js':
+        engine.eval(script.read_text(encoding='utf-8'))
+    return engine.eval('svg')
+
+
+def show_formula(translator, node):
+    "Write a formula into a page (for Sphinx's `add_html_math_renderer`)."
+    formula = node.astext()
+    tag = 'div' if isinstance(node, nodes.math_block) else 'span'
+    svg = typesetter()(formula, tag == 'div').replace(
+        '<svg', f'<svg aria-label="{escape(formula)}"', 1
+    )
+    translator.body.append(f'<{tag} class="math">{svg}</{tag}>')
+    raise nodes.SkipNode
 
 
 # ---- the API ----
@@ -234,12 +260,13 @@ def api_names(env):
     for full, obj in objects.items():
         method = obj.objtype in ('method', 'property', 'attribute')
         name = '.'.join(full.split('.')[-2 if method else -1 :])
-        if obj.objtype == 'function' and name not in env.config.surface:
+        if obj.objtype == 'function' and name not in everything.__all__:
             name = f'{obj.docname} {name}'
         for n in {full, full.removeprefix('fastrl_replay.'), name}:
             found.setdefault(n, []).append((obj.docname, obj.node_id))
-    for n, full in env.config.chained.items():
-        found[n] = [(objects[full].docname, objects[full].node_id)]
+    for cls in vars(everything).values():
+        if hasattr(cls, 'stage_name'):
+            found[f'.{cls.stage_name}'] = found[cls.__name__]
     return found
 
 
@@ -254,19 +281,40 @@ def link_names(app, doctree, page):
 
 
 def name_signatures(app, doctree):
-    "Name cards on pages of classes, which no index has, so that links work (`doctree-read`)."
+    "Name cards of public names in lessons, which no index has (Sphinx's `doctree-read`)."
     for sig in doctree.findall(addnodes.desc_signature):
         if not sig['ids'] and sig.get('module'):
             sig['ids'] = [f"{sig['module']}.{sig['fullname']}"]
 
 
+def add_breadcrumbs(app, page, template, context, doctree):
+    "Sphinx's `html-page-context`: begin each page with the part of the site that it is in."
+    if doctree and page != app.config.root_doc:
+        sources = f'<a href="{context["pathto"]("sources")}">Source notebooks</a>'
+        groups = (g for g, pages in app.config.groups.items() if page in pages.split())
+        home = f'<a href="{context["pathto"](app.config.root_doc)}">fastrl_replay</a>'
+        trail = f'{home} › {next(groups, sources)} › {context["title"]}'
+        context['body'] = f'<nav class="breadcrumbs">{trail}</nav>{context["body"]}'
+
+
+class Site(StandaloneHTMLBuilder):
+    "Sphinx's builder; only pages of the sidebar can be searched."
+
+    def index_page(self, page, doctree, title):
+        if page in self.config.sidebar:
+            super().index_page(page, doctree, title)
+
+
 def setup(app):
-    for name in 'surface', 'chained', 'groups', 'words', 'repository':
+    for name in 'groups', 'sidebar', 'words', 'repository':
         app.add_config_value(name, None, 'env')
     app.connect('source-read', read_page)
     app.connect('autodoc-process-docstring', add_parameters)
     app.connect('autodoc-process-signature', show_arguments)
     app.connect('doctree-resolved', link_names)
     app.connect('doctree-read', name_signatures)
+    app.connect('html-page-context', add_breadcrumbs)
+    app.add_builder(Site, override=True)
+    app.add_html_math_renderer('svg', (show_formula, None), (show_formula, None))
     app.add_lexer('mermaid', TextLexer)  # static/diagrams.js draws them
     return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)

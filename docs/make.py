@@ -9,15 +9,16 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-SCRIPTS = {  # one file of an npm package each: equations and diagrams
-    'tex-svg.js': (
+SCRIPTS = {  # files of an npm package each: equations and diagrams
+    'mathjax.js': (
         'mathjax/-/mathjax-3.2.2.tgz',
-        'package/es5/tex-svg.js',
+        'es5/loader.js es5/core.js es5/adaptors/liteDOM.js es5/input/tex.js es5/output/svg.js '
+        'es5/output/svg/fonts/tex.js',
         'Bt+SSVU8eBG27zChVewOicYs7Xsdt40qm4+UpHyX7k0/O9NliPc+x77k1/FEsPsjKPZGJvtRZM1vO+geW0OhGw==',
     ),
     'mermaid.tiny.js': (
         '@mermaid-js/tiny/-/tiny-12.0.0.tgz',
-        'package/dist/mermaid.tiny.js',
+        'dist/mermaid.tiny.js',
         'ZW9YXy+3tSLPscBT+NnQO0K0qYH7BGES5nExl6Snoygey7xd2N0cO7Nq30N5k/u7gIeYoCrldyVy+VTCMWrNDQ==',
     ),
 }
@@ -25,7 +26,7 @@ SCRIPTS = {  # one file of an npm package each: equations and diagrams
 
 def fetch(name):
     "The script `name` of SCRIPTS, from the cache or the registry."
-    package, member, sha512 = SCRIPTS[name]
+    package, members, sha512 = SCRIPTS[name]
     kept = (
         Path(os.environ.get('XDG_CACHE_HOME', Path.home() / '.cache'))
         / 'fastrl_replay_docs'
@@ -39,7 +40,7 @@ def fetch(name):
             sys.exit(f'{url} is not what it was when its hash was noted in {__file__}')
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            script = tar.extractfile(member).read()
+            script = b'\n'.join(tar.extractfile(f'package/{m}').read() for m in members.split())
         part = kept.with_suffix(f'.{os.getpid()}')
         part.write_bytes(script)
         part.replace(kept)
@@ -47,9 +48,9 @@ def fetch(name):
 
 
 def source(folder):
-    "A copy of the notebooks in `folder`, with the pages that are made."
+    "A copy of the notebooks in `folder`, with the page of those that the sidebar has not."
     import conf
-    from reference import write_pages
+    from reference import write_sources
 
     shutil.copytree(
         ROOT / 'nbs', folder / 'nbs', ignore=shutil.ignore_patterns('.ipynb_checkpoints')
@@ -62,12 +63,7 @@ def source(folder):
     for name in {'CHANGELOG.md', 'CONTRIBUTING.md'} | {n for n in linked if (ROOT / n).is_file()}:
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(ROOT / name, folder / name)
-    write_pages(
-        folder / 'nbs',
-        conf.classes,
-        conf.internals,
-        {p for pages in conf.groups.values() for p in pages.split()},
-    )
+    write_sources(folder / 'nbs', conf.sidebar)
     return folder / 'nbs'
 
 
@@ -94,8 +90,7 @@ def build(out):
             ]
         ):
             sys.exit('the site has faults: see the warnings above')
-        for name in SCRIPTS:
-            shutil.copyfile(fetch(name), f'{tmp}/site/_static/{name}')
+        shutil.copy(fetch('mermaid.tiny.js'), f'{tmp}/site/_static')
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(f'{tmp}/site', out)
 

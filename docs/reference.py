@@ -1,19 +1,19 @@
-"""Pages besides notebooks: one for each public class, one for each group of source lessons.
+"""What pages of the API show, and the page of all notebooks that the sidebar has not."""
 
-make.py writes them into the copy of nbs/ that it builds the site from."""
-
-import fnmatch
 import inspect
 import json
 import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import fastrl_replay.all as everything
+
 BASES = 'Replay', 'Learner'  # not in `all`, but users call their methods
-HOOKS = set(  # for writers of stages and memories
+HOOKS = set(  # for writers of stages and samplers, who read the bases
     'snapshot restore check_state check_remote checked_states blocks data_ended in_worker has_envs '
-    'drawn_from journals rewind due_batches too_few needed '
-    'sample_weighted drawable ask_shards order_draws facts totals'.split()
+    'drawn_from journals rewind due_batches too_few needed sample_weighted drawable ask_shards '
+    'order_draws facts totals unit step_rows has_source keys_now check_errors check_feedback kept '
+    'attach forget fresh reseed added mass arithmetic compute_with feedback over news'.split()
 )
 
 
@@ -46,67 +46,34 @@ class Lessons:
         return [*TopologicalSorter(needs).static_order()]
 
 
-def members(cls, public):
+def members(cls):
     "Return the names of public methods and properties of a class and of its public bases."
-    found = {}
+    found = {}  # in order
     for base in cls.__mro__:
-        if base not in public and base.__name__ not in BASES:
+        if base.__name__ not in (*BASES, *everything.__all__):
             continue
         for name, value in vars(base).items():
             function = getattr(value, 'fget', getattr(value, '__func__', value))
             if name[0] != '_' and inspect.isfunction(function) and not hasattr(function, 'stage'):
-                found[name] = base
-    return [name for name, base in found.items() if base is cls or name not in HOOKS]
+                found[name] = True
+    shown = found if cls.__name__ in ('Pipe', 'Sampler', 'Timeline') else found.keys() - HOOKS
+    return [name for name in found if name in shown]
 
 
-def class_page(cls, lessons, public):
-    "Return the page of a public class, as markdown."
-    package, _, module = cls.__module__.partition('.')
-    lesson = lessons.page_of[module]
-    head = lessons.head(lesson)[0]
-    chained = f', or in a chain `.{cls.stage_name}(…)`' if hasattr(cls, 'stage_name') else ''
-    return f'''# {cls.__name__}
-
-`from {package}.all import {cls.__name__}`{chained}. Explained in [{head}](../{lesson}.ipynb).
-
-```{{eval-rst}}
-.. autoclass:: {cls.__module__}.{cls.__name__}
-   :members: {", ".join(members(cls, public)) or "__init__"}
-   :no-index:
-```
-'''
-
-
-def listing(title, lead, lines, pages):
-    return '\n'.join(
-        [f'# {title}', '', f'> {lead}', '', *lines, '', '```{toctree}', ':hidden:', '', *pages]
-        + ['```', '']
-    )
-
-
-def write_pages(folder, classes, internals, elsewhere):
-    "Write pages of classes and of groups of lessons into a folder; `elsewhere`: in other parts"
+def write_sources(folder, shown):
+    "Write the page of the notebooks in a folder that are not `shown` in the sidebar."
     lessons = Lessons(folder)
-    for name in 'reference', 'internals':
-        (folder / name).mkdir()
-    rows = ['| class | what it is |', '|---|---|']
-    for cls in classes:
-        text = class_page(cls, lessons, classes)
-        (folder / f'reference/{cls.__name__}.md').write_text(text, encoding='utf-8')
-        doc = inspect.getdoc(cls).partition('\n')[0]
-        rows.append(f'| [{cls.__name__}]({cls.__name__}.md) | {doc} |')
-    lead = 'Every public class: signature, arguments and methods.'
-    text = listing('Classes', lead, rows, [cls.__name__ for cls in classes])
-    (folder / 'reference/classes.md').write_text(text, encoding='utf-8')
-    order = lessons.in_order()
-    for title, patterns in internals.items():
-        pages = [page for pattern in patterns.split() for page in fnmatch.filter(order, pattern)]
-        lines = []
-        for page in pages:
-            name, lead = lessons.head(page)
-            lead = re.sub(r'\]\((?=[\w.])(?!http)', f'](../{Path(page).parent.as_posix()}/', lead)
-            lines.append(f'- [{name}](../{page}.ipynb): {lead}')
-        lead = 'Source lessons: each notebook exports one module; order of reading.'
-        text = listing(title, lead, lines, [f'/{p}' for p in pages if p not in elsewhere])
-        name = re.sub(r'\W+', '_', title.lower())
-        (folder / f'internals/{name}.md').write_text(text, encoding='utf-8')
+    parts = {}
+    for page in lessons.in_order():
+        if page not in shown:
+            path = Path(page)
+            title, lead = lessons.head(page)
+            lead = re.sub(r'\]\((?=[\w.])(?!http)', f']({path.parent.as_posix()}/', lead)
+            part = path.parent.name or 'fastrl_replay'
+            parts[part] = [*parts.pop(part, []), f'- [{title}]({page}.ipynb): {lead}']
+    text = (
+        '# Source notebooks\n\n> Each notebook exports one module. Here they are in import order.\n'
+    )
+    for part, lines in parts.items():
+        text += '\n'.join([f'\n## {part}\n', *lines, ''])
+    (folder / 'sources.md').write_text(text, encoding='utf-8')

@@ -6,12 +6,13 @@ import re
 import sys
 
 import pytest
-from test_house import NOTEBOOKS, ROOT, cells, page_of
+from test_house import NOTEBOOKS, ROOT, SURFACE, cells, page_of
 
 sys.path.insert(0, str(ROOT / 'docs'))
 import literate
 import make
 import readme
+from conf import sidebar
 
 # ---- words ----
 
@@ -76,32 +77,14 @@ def test_notebook_begins_with_title_lead_and_install_cell(nb):
     assert second['cell_type'] == 'code' and ''.join(second['source']) == INSTALL
 
 
-def test_overview_lists_every_module():
-    overview = (ROOT / 'nbs/modules.ipynb').read_text(encoding='utf-8')
+def test_every_public_name_is_in_one_api_cell():
+    found = []
     for nb in NOTEBOOKS:
-        code = '\n'.join(''.join(c['source']) for c in cells(nb))
-        module = re.search(r'^#\| *default_exp +(\S+)', code, re.M)
-        if module:
-            assert f'| [`{module[1]}`]({page_of(nb)}.ipynb) |' in overview, nb.name
-
-
-def test_entries_of_what_can_go_wrong_have_a_group():
-    "They begin with the symptom, in bold, and end with their group in a comment, a heading of faq"
-    faq = (ROOT / 'nbs/faq.md').read_text(encoding='utf-8')
-    groups = re.findall(r'^```\{can-go-wrong\} (\w+)\n```$', faq, re.M)
-    wrong = []
-    used = set()
-    for place, text in texts():
-        section = text.partition('## What can go wrong\n')[2]
-        section = re.split(r'^(?:#|Next: )', section, maxsplit=1, flags=re.M)[0]
-        for line in re.findall(r'^- .*|^\*\*.*', section, re.M):
-            entry = re.fullmatch(r'- \*\*.+?\*\* .+ <!--(\w+)-->', line)
-            if entry:
-                used.add(entry[1])
-            else:
-                wrong.append(f'{place}: {line}')
-    assert not wrong, '\n'.join(wrong)
-    assert sorted(groups) == sorted(used)
+        for c in cells(nb):
+            names, source = readme.split_directives(''.join(c['source']))
+            if 'api' in names:
+                found += re.findall(r'\w+', source)
+    assert sorted(found) == sorted(' '.join(SURFACE.values()).split())
 
 
 def test_readme_is_short_and_fits_a_phone():
@@ -129,21 +112,19 @@ def test_blocks_of_the_how_to_run_alone():
             run_alone(source, c['id'])
 
 
-NEEDS_MORE = {'learning/video', 'data/datasets'}  # a run, a data set
+OPENINGS = {}  # the first block of Python on a page of the sidebar
+for nb in NOTEBOOKS:
+    opening = ''.join(cells(nb, 'markdown')[0]['source'])
+    block = re.search(r'```python\n(.*?)```', opening, re.S)
+    if block and page_of(nb) in sidebar:
+        OPENINGS[page_of(nb)] = block[1]
 
 
 @pytest.mark.slow
-def test_opening_examples_run_alone(tmp_path, monkeypatch):
-    "The first block of Python on a page, if it begins with its imports"
+@pytest.mark.parametrize('page', OPENINGS)
+def test_opening_example_runs_alone(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    tried = 0
-    for nb in NOTEBOOKS:
-        opening = ''.join(cells(nb, 'markdown')[0]['source'])
-        block = re.search(r'```python\n((?:import|from) .*?)```', opening, re.S)
-        if block and page_of(nb) not in NEEDS_MORE:
-            run_alone(block[1], nb.name)
-            tried += 1
-    assert tried > 25
+    run_alone(OPENINGS[page], page)
 
 
 # ---- the scripts of docs/ ----
@@ -180,5 +161,5 @@ def test_a_script_with_another_hash_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     monkeypatch.setattr(make.urllib.request, 'urlopen', lambda url, timeout: io.BytesIO(b'else'))
     with pytest.raises(SystemExit, match='hash was noted'):
-        make.fetch('tex-svg.js')
+        make.fetch('mathjax.js')
     assert not list(tmp_path.rglob('*.js'))
