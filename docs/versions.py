@@ -1,4 +1,4 @@
-"""Write two tables into pages: `python docs/versions.py [--check]`.
+"""Write two tables into nbs/install.md: `python docs/versions.py [--check]`.
 
 What was run comes from benchmarks/results/pythons.json, which `.ci/pythons` writes; the extras come
 from pyproject.toml."""
@@ -7,7 +7,8 @@ import json, re, sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = '<!-- docs/versions.py: begin -->\n', '<!-- docs/versions.py: end -->\n'
+PAGE = ROOT / 'nbs/install.md'
+BEGIN, END = '<!-- docs/versions.py: {} -->\n', '<!-- docs/versions.py: end -->\n'
 WHICH = dict(fast='the fast tests', some='the tests of `.ci/lowest`')
 
 
@@ -61,24 +62,25 @@ def extras():
     ]
 
 
-def page(path, table):
-    "A page with its table"
-    before, rest = path.read_text(encoding='utf-8').split(BEGIN)
-    return '\n'.join([f'{before}{BEGIN}', *table, f'\n{END}']) + rest.split(END)[1]
+def with_table(text, name, table):
+    "Return the text of the page with this table between its two comments"
+    begin = BEGIN.format(name)
+    before, rest = text.split(begin)
+    return '\n'.join([f'{before}{begin}', *table, f'\n{END}']) + rest.split(END, 1)[1]
 
 
 def main():
-    for name, table in {'versions': versions(), 'install': extras()}.items():
-        path = ROOT / f'nbs/{name}.md'
-        wanted = page(path, table)
-        if wanted == path.read_text(encoding='utf-8'):
-            continue
-        if '--check' in sys.argv[1:]:
-            sys.exit(
-                f'nbs/{name}.md: its table is not what its source gives. '
-                'Remedy: run\n    python docs/versions.py'
-            )
-        path.write_text(wanted, encoding='utf-8', newline='\n')
+    found = PAGE.read_text(encoding='utf-8')
+    wanted = with_table(found, 'extras', extras())
+    wanted = with_table(wanted, 'versions', versions())
+    if wanted == found:
+        return
+    if '--check' in sys.argv[1:]:
+        sys.exit(
+            'nbs/install.md: its tables are not what their sources give. '
+            'Remedy: run\n    python docs/versions.py'
+        )
+    PAGE.write_text(wanted, encoding='utf-8', newline='\n')
 
 
 if __name__ == '__main__':
