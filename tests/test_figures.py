@@ -32,7 +32,7 @@ TYPED = re.compile(
 CONSTANTS = [  # what a page may type, by the kind of number it is
     # settings: how long, how much, how often, as the code says
     r'every two seconds',
-    r'has five seconds',
+    r'has five seconds|at most five seconds',
     r'is given five seconds',
     r'at most 128 MB',
     r'16 KB of what many',
