@@ -20,7 +20,9 @@ import fastrl_replay.all as everything
 import quickjs
 from docutils import nodes
 from fastcore.docments import docments
+from fastrl_replay.learning import settings
 from fastrl_replay.pipe import Pipe
+from fastrl_replay.steps import errors
 from make import fetch
 from pygments.lexers.special import TextLexer
 from readme import split_directives
@@ -36,10 +38,13 @@ LONG = 12  # lines of exported code without a public name that are folded
 
 
 def cards(source):
-    "Return the API of the public names that an `api` cell lists, as markdown."
+    """Return the API of the names that an `api` cell lists, as markdown.
+
+    Errors that are not public have their index entry in the lesson."""
     parts = []
     for name in re.findall(r'\w+', source):
-        obj = getattr(everything, name)
+        module = next(m for m in (everything, errors, settings) if hasattr(m, name))
+        obj = getattr(module, name)
         lesson = obj.__module__.removeprefix('fastrl_replay.').replace('.', '/')
         links = f'[view source](/{lesson}.ipynb)'
         if hasattr(obj, 'stage_name'):
@@ -48,6 +53,8 @@ def cards(source):
         if inspect.isclass(obj):
             shown = ', '.join(members(obj)) or '__init__'
             card = f'.. autoclass:: {obj.__module__}.{name}\n   :members: {shown}'
+        if module is not everything:
+            card += '\n   :no-index:'
         parts.append(f'{small(links)}```{{eval-rst}}\n{card}\n```')
     return '\n'.join(parts)
 

@@ -32,7 +32,7 @@ TYPED = re.compile(
 CONSTANTS = [  # what a page may type, by the kind of number it is
     # settings: how long, how much, how often, as the code says
     r'every two seconds',
-    r'has five seconds',
+    r'has five seconds|at most five seconds',
     r'is given five seconds',
     r'at most 128 MB',
     r'16 KB of what many',
@@ -41,7 +41,8 @@ CONSTANTS = [  # what a page may type, by the kind of number it is
     r'holds the GIL for 5 ms',
     r'longer than five seconds',
     # sizes that follow from shapes and dtypes, and the system's defaults
-    r'a million fill 56 GB|are 56 GB|whole rows take 56 GB|rows of 56 KB|takes 29 MB|is 14 MB|copies 14 MB|that is 80 MB',
+    r'a million fill 56 GB|are 56 GB|whole rows take 56 GB|rows of 56 KB|takes 29 MB|is 14 MB'
+    r'|copies 14 MB|that is 80 MB',
     r'8 MB ahead|; 128 KB is usual|reads ahead, 128 KB',
     r'24 bytes a row|twelve bytes a row|four bytes a number',
     r'52\.5 %',

@@ -123,7 +123,7 @@ def card(page, name):
 
 def test_classes_have_cards_with_arguments_and_their_comments(pages):
     nstep = card(pages['stages/nstep.html'], 'fastrl_replay.stages.nstep.NStep')
-    assert 'gamma – float how much a reward is worth one step later, from 0 to 1' in nstep
+    assert re.search(r' gamma – float \w+', nstep)
     name = 'fastrl_replay.replay.prioritized.PrioritizedReplay'
     page = pages['reference/prioritized_replay.html']
     assert 'PrioritizedReplay( source=None, bs=1, max_sz=1000000' in card(page, name)
