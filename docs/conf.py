@@ -32,7 +32,7 @@ groups = {
     'Guides': 'tutorials/your_own_loop own_environment memories train command_line '
     + within(
         'tutorials',
-        'checkpoints on_disk replay_from_pixels recurrent_agents goals_in_hindsight your_data '
+        'saving_and_loading on_disk replay_from_pixels recurrent_agents goals_in_hindsight your_data '
         'several_agents simulators scaling_out sizing your_own_sampler your_own_stage callbacks '
         'coming_from',
     )
@@ -63,7 +63,7 @@ words = {  # what people search for, where the page says it in other words
     'memories': 'buffer; replay buffer; buffer_size; capacity; ring buffer',
     'train': 'recipe; hyperparameters; Rainbow; DDPG; IQL; CQL',
     'command_line': 'kill -9; SIGKILL; killed run; resume; tensorboard; live view; dashboard',
-    'tutorials/checkpoints': 'checkpoint; resume; save; load; save buffer; state_dict; '
+    'tutorials/saving_and_loading': 'checkpoint; resume; save; load; save buffer; state_dict; '
     'load model; save model; checkpoint interval',
     'tutorials/on_disk': 'disk; persist; memmap; crash; larger than RAM; out of memory',
     'tutorials/replay_from_pixels': 'frame stack; FrameStackObservation; images; Atari; '
