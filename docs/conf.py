@@ -32,8 +32,8 @@ groups = {
     'Guides': 'tutorials/your_own_loop own_environment memories train command_line '
     + within(
         'tutorials',
-        'saving_and_loading on_disk replay_from_pixels recurrent_agents goals_in_hindsight your_data '
-        'several_agents simulators scaling_out sizing your_own_sampler your_own_stage callbacks '
+        'saving_and_loading on_disk replay_from_pixels recurrent_agents goals_in_hindsight '
+        'your_data several_agents simulators scaling_out sizing your_own_sampler your_own_stage callbacks '
         'coming_from',
     )
     + ' sb3 how_fast howto faq',

@@ -188,7 +188,7 @@ def test_other_rows_are_refused(tmp_path):
     assert one.train(Stops(one, 200)) is None
     for name, changes, said in (
         ('two', dict(max_sz=200), 'a different max_sz or spare'),
-        ('three', dict(wrappers='Observe([0, 1])'), "other columns .*'state'"),
+        ('three', dict(wrappers='Observe([0, 1])'), "columns differ .*'state'"),
     ):
         other = recipe('cartpole', **{**SMALL, **changes}, memory_path=str(tmp_path / 'm'))
         with pytest.raises(FastrlError, match=said):

@@ -240,7 +240,7 @@ class Only(Pipe):
 def test_items_that_are_no_blocks_are_refused_by_the_stages_name(item):
     it = iter(Only(Items([BLOCK, item])))
     assert next(it) is BLOCK
-    with pytest.raises(TypeError, match=f'Only: .* got {type(item).__name__}; expected Steps'):
+    with pytest.raises(TypeError, match=f'Only: .* must be Steps; got {type(item).__name__}'):
         next(it)
 
 

@@ -159,7 +159,7 @@ class ForgetsLate(Adds):
     [
         (Unseeded, 'disagree'),
         (ForgetsLate, 'restored chain'),
-        (GivesNothing, 'gave nothing'),
+        (GivesNothing, 'yielded nothing'),
         (PickleForgets, 'unpickled copy'),
     ],
 )

@@ -97,7 +97,9 @@ def _board(out):
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise not_installed('train', '--tensorboard', 'tensorboard', SettingsError) from None
+        raise not_installed(
+            'train', '--tensorboard needs tensorboard', 'tensorboard', SettingsError
+        ) from None
     return SummaryWriter(out)
 
 # %% ../../nbs/app/commands.ipynb #b982288c

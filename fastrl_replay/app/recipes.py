@@ -352,9 +352,7 @@ def _only(s, where, **allowed):
         if s[key] != value:
             text = setting_text(value)
             what = f'setting {key!r} {where}'
-            raise SettingsError(
-                'recipe', what, setting_text(s[key]), text, f'use --set {key}={text}'
-            )
+            raise SettingsError('recipe', what, setting_text(s[key]), text, f'--set {key}={text}')
 
 
 def _divides(s, key, n, parts):

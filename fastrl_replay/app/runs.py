@@ -63,7 +63,7 @@ def lock_dir(
         if lock_file(directory, out) is False:
             raise SettingsError(
                 'run',
-                'a different process uses this directory',
+                'another process uses this directory',
                 out,
                 remedy='wait until it ends, or stop it',
             )

@@ -276,7 +276,7 @@ def write_minari(
     # arguments for Minari: author, algorithm_name, observation_space, action_space, description, …
     **facts,
 ):  # the data set
-    "Write a Minari data set with the episodes of these rows, and return it"
+    "Write a Minari data set with the episodes of these rows and `facts`, and return it"
     minari = _minari('write_minari')
     if (
         isinstance(source, Pipe)

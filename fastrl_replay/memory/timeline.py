@@ -6,6 +6,7 @@
 __all__ = ['NO_ROWS', 'Timeline']
 
 # %% ../../nbs/memory/timeline.ipynb #6ab0d964
+from collections.abc import Iterator
 import math
 import warnings
 from functools import partial
@@ -459,7 +460,7 @@ class Timeline:
             self.were_there(keys)
         return column_of_rows(found[i]) if i in found else self[:][i]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Steps]:
         "Yield single rows as `Steps`, oldest first"
         for i in range(0, len(self), 1024):
             yield from self[i : i + 1024]

@@ -6,6 +6,7 @@
 __all__ = ['PATIENCE', 'NotEnoughDraws', 'ServiceError', 'Shard', 'Service', 'connect', 'stop_service']
 
 # %% ../../nbs/parallel/service.ipynb #5e2f0004
+from collections.abc import Iterator
 import asyncio, os, pickle, warnings
 from contextlib import suppress
 from time import monotonic, sleep, time
@@ -224,7 +225,7 @@ class Service(OwnSteps):
         self.address = address
         self.open()
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Steps]:
         while True:
             yield self.sample()
 

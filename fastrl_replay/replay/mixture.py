@@ -6,6 +6,7 @@
 __all__ = ['apportion', 'raw_weights', 'Mixture']
 
 # %% ../../nbs/replay/mixture.ipynb #5b53d94d
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import repeat
 import numpy as np, torch
@@ -88,7 +89,7 @@ class Mixture(Pipe):
         if not callable(shares):
             self.shares_now()
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Steps]:
         for _ in self.due_batches():
             yield self.sample()
 

@@ -182,9 +182,8 @@ class SequenceView(View):
             if n in dtype.names:
                 raise BlockError(
                     self.who,
-                    f'column {n!r} is already in the rows',
-                    None,
-                    'rename it, and add steps, not batches or sequences',
+                    f'rows have a column {n!r} already',
+                    remedy='rename it, and add steps, not batches or sequences',
                 )
 
     @property

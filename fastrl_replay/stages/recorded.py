@@ -248,7 +248,7 @@ class _Recorded:
 # %% ../../nbs/stages/recorded.ipynb #cfb266c3
 @stage('episodes')
 class Episodes(Positioned):
-    "Stage that yields recorded episodes as rows, from dicts, `.npz`, Parquet, Arrow, Hugging Face"
+    "Stage that yields recorded episodes as rows, by `names`: dicts, `.npz`, Parquet, Arrow"
 
     _dtype = None  # of the rows so far
 

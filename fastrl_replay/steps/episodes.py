@@ -151,7 +151,7 @@ def _check_counters(who, rows):
     if unfilled.any():
         raise BlockError(
             who,
-            f"row {unfilled.argmax()} of the block: columns 'step_n' and 'episode_n' are 0",
+            f"row {unfilled.argmax()} of the block has no 'step_n' and 'episode_n'",
             '0 in both',
             'numbers that count from 1',
             'fill in both columns: step_n = 1, 2, 3, … within each episode, '

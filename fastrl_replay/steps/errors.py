@@ -31,7 +31,14 @@ def problem(
 class FastrlError(Exception):
     "Base class of this library's errors; takes the parts of a message or a complete message"
 
-    def __init__(self, who, what=None, got=None, expected=None, remedy=None):
+    def __init__(
+        self,
+        who,  # the stage or class, by name; or the complete message
+        what=None,  # an argument's name, or what is wrong; None: `who` is the message
+        got=None,  # the value that came; None: left out
+        expected=None,  # the value that is needed; None: left out
+        remedy=None,  # what to do about it; None: left out
+    ):
         super().__init__(who if what is None else problem(who, what, got, expected, remedy))
 
     def __str__(self):

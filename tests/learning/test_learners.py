@@ -555,7 +555,7 @@ def test_a_checkpoint_of_another_model():
         list(a)
         list(islice(b, 2))
         before = state_of(b)
-        with pytest.raises(ValueError, match=f'a different model:  {says}'):
+        with pytest.raises(ValueError, match=f'a different model: {says}'):
             b.load_state_dict(state_of(a))
         assert same(state_of(b), before)
     with pytest.raises(ValueError, match='R2D2Learner: .*a different stage; got DQNLearner'):

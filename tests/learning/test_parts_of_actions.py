@@ -148,7 +148,7 @@ def test_what_does_not_go_with_parts_is_refused_by_name():
     with pytest.raises(TypeError, match='the action space must be discrete; got MultiDiscrete'):
         RecurrentNet(box, SPACE)
     with pytest.raises(
-        TypeError, match='got MultiDiscrete.*expected a Box of floats. Remedy: .dqn'
+        TypeError, match='got MultiDiscrete.*expected a Box of floats. Remedy: use .dqn'
     ):
         SquashedGaussian(lambda s: s, SPACE)
     net = value_net(box, SPACE, (4,))

@@ -136,7 +136,7 @@ def test_a_page_of_damaged_links_is_no_page_of_other_rows(noise, tmp_path):
         a[:] = rng.integers(-(2**31), 2**31, a.size) if noise else 0
 
     changed(tmp_path / 'm', 'link', np.int32, change)
-    with pytest.raises(StateError, match='the links of the saved buffer are damaged'):
+    with pytest.raises(StateError, match='links or counts of the replay buffer'):
         memory_sample(ExperienceReplay(max_sz=40, store=Rows(tmp_path / 'm', mode='r')))
 
 

@@ -65,7 +65,7 @@ def test_story_of_updates(capacity, story):
                 idx[at] = rng.choice([-1, capacity, 2**40, -(2**63)])
             else:
                 x[at] = rng.choice([np.nan, -1, -5e-324, INF, np.nextafter(LARGEST, INF)])
-            with pytest.raises((IndexError, ValueError), match=f'at place {at}[,;]'):
+            with pytest.raises((IndexError, ValueError), match=f'at position {at}[, ]'):
                 t.update(idx, x)
         else:
             t.update(idx, x)

@@ -375,7 +375,7 @@ def test_rows_stay_with_their_rank(tmp_path, place):
     begun = ranks(2, 'begin')
     assert begun[0]['seen'] != begun[1]['seen']
     assert ranks(2, 'resume') == begun
-    other = "does not fit, in ['ranks']; got 2; expected {}"
+    other = "is invalid, in ['ranks']; got 2; expected {}"
     for said in ranks(3, 'resume')[:2]:
         assert other.format(3) in said['error']
     (alone,) = ranks(1, 'resume')

@@ -469,7 +469,7 @@ def test_a_checkpoint_of_other_settings_changes_nothing():
     for kw in dict(max_sz=5), dict(length=5), dict(overlap=1), dict(alpha=0.5), dict(state='zero'):
         other = made(numbered(20), **kw)
         before = everything(other)
-        with pytest.raises(ValueError, match='settings|checkpoint of|more rows'):
+        with pytest.raises(ValueError, match='settings|checkpoint is|more rows'):
             other.load_state_dict(saved)
         assert same(everything(other), before)
     with pytest.raises(ValueError, match='belongs to a different stage'):

@@ -149,7 +149,7 @@ FAULTS = [
     Fault(
         4,
         'replay/replay.py',
-        'self._catch_up()  # where the last call was interrupted',
+        'self._catch_up()  # in case the last call was interrupted',
         'pass',
         'test_interrupts.py',
     ),

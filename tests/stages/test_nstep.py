@@ -138,7 +138,7 @@ def test_sums_are_double_inside():
 @pytest.mark.parametrize('n', [0, 1.5, True])
 @pytest.mark.parametrize('make', [lambda n: NStep([], n, 0.9), lambda n: NSkip([], n)])
 def test_n_must_be_a_whole_number(make, n):
-    with pytest.raises(ValueError, match=r'n; got .*an integer,  1 to 2147483647'):
+    with pytest.raises(ValueError, match=r'n; got .*an integer, 1 to 2147483647'):
         make(n)
 
 
@@ -208,7 +208,7 @@ def test_rows_without_counters_are_refused(name, size):
     rows, take = blank(), UNCOUNTED[name]()
     with pytest.raises(
         BlockError,
-        match=f"{name}: .*'step_n' and 'episode_n'; got 0 in both.*Remedy: fill both columns in",
+        match=f"{name}: .*'step_n' and 'episode_n'; got 0 in both.*Remedy: fill in both columns",
     ):
         for i in range(0, 20, size):
             take(Steps(rows[i : i + size]))

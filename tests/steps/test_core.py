@@ -147,10 +147,10 @@ def test_columns_of_other_types_are_refused_by_name(kind):
     "In an observation, however deep, and in an extra column"
     box = Box(0, 1, (2,))
     box.dtype = np.dtype(kind)  # gymnasium refuses some
-    says = 'got .*; expected bool, int8 to int64.* in native byte order. Remedy: another dtype'
-    with pytest.raises(TypeError, match=r"column 'state.a.\[1\]'; " + says):
+    says = 'got .*; expected bool, int8 to int64.* in native byte order. Remedy: convert it'
+    with pytest.raises(TypeError, match=r"column 'state.a.\[1\]' .*" + says):
         step_dtype(spaces.Dict(a=spaces.Tuple([Discrete(2), box])), Discrete(2))
-    with pytest.raises(TypeError, match="column 'x'; " + says):
+    with pytest.raises(TypeError, match="column 'x' .*" + says):
         extend_dtype(SMALL, x=(kind, (2,)))
 
 
