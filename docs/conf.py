@@ -33,8 +33,8 @@ groups = {
     + within(
         'tutorials',
         'saving_and_loading on_disk replay_from_pixels recurrent_agents goals_in_hindsight '
-        'your_data several_agents simulators scaling_out sizing your_own_sampler your_own_stage callbacks '
-        'coming_from',
+        'your_data several_agents simulators scaling_out sizing your_own_sampler your_own_stage '
+        'callbacks coming_from',
     )
     + ' sb3 how_fast howto faq',
     'Concepts': 'ideas tutorials/life_of_one_step '

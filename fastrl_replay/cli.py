@@ -180,22 +180,23 @@ def main(args=None) -> int:  # the exit status
         except BrokenPipeError:
             os._exit(0)  # the reader is gone
         except (FastrlError, OSError) as e:
-            print(_said(e), file=sys.stderr)
+            if isinstance(e, EnvError) and e.__cause__:  # the code of an environment failed
+                traceback.print_exception(e.__cause__)
+            is_file = isinstance(e, OSError) and e.filename
+            text = f'{e.filename}: {e.strerror}' if is_file else str(e)
+            print(' '.join(text.split()) or type(e).__name__, file=sys.stderr)
             return 2
         except KeyboardInterrupt:
             print('\ninterrupted', file=sys.stderr)
             status = 130
-    if status == 130 and args is None:
-        _end_by_signal()
+    typed = sys.stdin is not None and sys.stdin.isatty()
+    if status == 130 and args is None and typed and os.name == 'posix':
+        for stream in sys.stdout, sys.stderr:
+            stream.flush()
+        # as Ctrl-C ends a program: otherwise bash would continue a loop
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     return status
-
-# %% ../nbs/cli.ipynb #252111be
-def _said(e):
-    "Return an error in a line; if the code of an environment failed, print its traceback"
-    if isinstance(e, EnvError) and e.__cause__:
-        traceback.print_exception(e.__cause__)
-    text = f'{e.filename}: {e.strerror}' if isinstance(e, OSError) and e.filename else str(e)
-    return ' '.join(text.split()) or type(e).__name__
 
 # %% ../nbs/cli.ipynb #d4979b1a
 def _do(args):
@@ -209,13 +210,3 @@ def _do(args):
     from fastrl_replay.app.commands import RUN
 
     return RUN[args.command](args) or 0
-
-# %% ../nbs/cli.ipynb #6f455a25
-def _end_by_signal():
-    "End as if by Ctrl-C in a terminal, where bash would otherwise continue a loop"
-    if os.name != 'posix' or sys.stdin is None or not sys.stdin.isatty():
-        return
-    for stream in sys.stdout, sys.stderr:
-        stream.flush()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)

@@ -500,7 +500,7 @@ class Rule(NamedTuple):
 REFUSED = [  # when it is made
     Rule(
         'frames on a device are not packed: codecs run in main memory',
-        'frames on a device are not packed',
+        'cannot be compressed',
         store='lz4 zstd',
         place='device',
     ),
@@ -541,13 +541,13 @@ REFUSED = [  # when it is made
         'under another goal a reward is computed anew, from one outcome; '
         'a row of several steps has the sum of its rewards and the last outcome, '
         'but not the outcomes in between',
-        'above it',
+        'cannot follow',
         memory='hindsight',
         use='n_step',
     ),
     Rule(
         'only what lies in a directory can be read by another process',
-        'where there is no path',
+        'need a path',
         place='main device',
         use='reader',
     ),

@@ -132,7 +132,11 @@ def named_env(
     for text in wrappers:
         for call in read_calls('wrappers', text):
             with _making('wrappers', text):
-                made = _wrapper(call)(made, *call.args, **call.kwargs)
+                if call.module:
+                    wrapper = getattr(_imported(call.module), call.name)
+                else:
+                    wrapper = WRAPPERS.get(call.name) or getattr(gym.wrappers, call.name)
+                made = wrapper(made, *call.args, **call.kwargs)
     return made
 
 
@@ -162,12 +166,6 @@ def _named(call, more):
             return gym.wrappers.PassiveEnvChecker(made(*call.args, **kwargs))
         name = f'{call.module}:{name}'
     return gym.make(name, *call.args, **kwargs)
-
-
-def _wrapper(call):
-    if call.module:
-        return getattr(_imported(call.module), call.name)
-    return WRAPPERS.get(call.name) or getattr(gym.wrappers, call.name)
 
 # %% ../../nbs/app/named_envs.ipynb #ae15dfb6
 def named_store(

@@ -77,13 +77,6 @@ def _store(s, env):
         spare = s['save_every'] + waiting + longest
     return named_store(s['store'], str(Path(path).absolute()), spare)
 
-# %% ../../nbs/app/recipes.ipynb #46902328
-def _seen_spaces(s, env):
-    "Return the spaces of an environment, or of one of its agents, as the model sees them"
-    single = 'single_' if isinstance(env, VectorEnv) else ''
-    seen, action = (getattr(env, f'{single}{k}_space') for k in ('observation', 'action'))
-    return as_float32(seen) if s['float32'] else seen, action
-
 # %% ../../nbs/app/recipes.ipynb #1b624e60
 def of_rank(
     s: dict,  # settings; `ranks` is the number of learners
@@ -137,7 +130,9 @@ class Agent:
         torch.manual_seed(s['seed'])
         self.builder = LEARNERS[s['learner']]
         env = make_env(s)
-        self.spaces = _seen_spaces(s, env)
+        single = 'single_' if isinstance(env, VectorEnv) else ''
+        seen, action = (getattr(env, f'{single}{k}_space') for k in ('observation', 'action'))
+        self.spaces = as_float32(seen) if s['float32'] else seen, action
         if spaces and spaces != self.spaces:
             what = f'env: the checkpoint has a different environment than {s["env"]}'
             raise SettingsError('recipe', what, f'{self.spaces}', f'{spaces}')

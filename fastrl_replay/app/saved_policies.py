@@ -32,16 +32,6 @@ def write_checkpoint(
         digest.update(part)
     write_whole(path, *parts, digest.digest())
 
-# %% ../../nbs/app/saved_policies.ipynb #0ed61a59
-def _check_sum(file, end):
-    "Raise if the bytes of a file do not match the checksum at its end"
-    digest = hashlib.sha256()
-    file.seek(0)
-    while part := file.read(min(2**20, end - file.tell())):
-        digest.update(part)
-    if file.read() != digest.digest():
-        raise ValueError('the file was cut or changed (its checksum differs)')
-
 # %% ../../nbs/app/saved_policies.ipynb #920fed7b
 def load_checkpoint(
     path,  # of checkpoint.pt
@@ -53,7 +43,12 @@ def load_checkpoint(
             state = read_state(file, end)
             if file.tell() < end:
                 raise ValueError('it is longer than it says')
-            _check_sum(file, end)
+            digest = hashlib.sha256()
+            file.seek(0)
+            while part := file.read(min(2**20, end - file.tell())):
+                digest.update(part)
+            if file.read() != digest.digest():
+                raise ValueError('the file was cut or changed (its checksum differs)')
             return state
     except FileNotFoundError:
         remedy = 'start the run again; its first evaluation writes best.pt'

@@ -136,15 +136,6 @@ _STANDARD = """
 """.split()
 
 
-def _blocks(source):
-    "Yield blocks of rows, in order"
-    if isinstance(source, Replay):
-        source = source.memory
-    if isinstance(source, Timeline):
-        return map(source.take, in_parts(*reversed(source.span), 4096))
-    return as_pipe(source)
-
-
 def _nested(a):
     "Return a field as Minari needs it: dicts and tuples of arrays"
     if a.dtype.names is None:
@@ -226,7 +217,13 @@ def _episode(rows, env):
 # %% ../../nbs/data/datasets.ipynb #08a02054
 def _episodes(source):  # yields arguments of EpisodeBuffer
     sorter = _Sorter()
-    for steps in _blocks(source):
+    if isinstance(source, Replay):
+        source = source.memory
+    if isinstance(source, Timeline):
+        blocks = map(source.take, in_parts(*reversed(source.span), 4096))
+    else:
+        blocks = as_pipe(source)
+    for steps in blocks:
         if not isinstance(steps, Steps):
             raise ArgumentTypeError('write_minari', 'items must be Steps', type(steps).__name__)
         rows = np.atleast_1d(steps.to('cpu').rows)

@@ -109,7 +109,9 @@ class Server(ThreadingHTTPServer):
             raise ArgumentError(
                 'watch',
                 f'port {port} cannot be used',
-                _why(e),
+                {errno.EADDRINUSE: 'it is in use', errno.EACCES: 'this user may not take it'}.get(
+                    getattr(e, 'errno', None), str(e).rstrip('.')
+                ),
                 remedy='use a different --port, or leave it out for a free one',
             ) from None
 
@@ -128,9 +130,3 @@ class Server(ThreadingHTTPServer):
 
     def handle_error(self, request, address):
         "Ignore a browser that has gone away"
-
-
-def _why(e):
-    return {errno.EADDRINUSE: 'it is in use', errno.EACCES: 'this user may not take it'}.get(
-        getattr(e, 'errno', None), str(e).rstrip('.')
-    )

@@ -213,13 +213,21 @@ class Directory(Place):
         read_meta(self.path, who)  # raises before anything is made
         try:
             if self.writes:
-                self._begin_writing()
+                self._lock = _locked(self.path, self.who)
+                self.holds = True
+                self.until[0] = 0  # rows need permission to be written, everything else does not
+                weakref.finalize(self, self._lock.close)
+                _writers.add(self)
+                self._before = json_in(self.path / 'writer')  # the last writer
             self.meta = read_meta(self.path, who)
             if self.meta:
                 self._find()
             if self.writes:
                 self._check_orphans()
-                self._sign()
+                # after the last writer's entry was used
+                said = dict(process=os.getpid(), host=socket.gethostname())
+                said = json.dumps(dict(said, boot=_boot(), since=time.ctime()))
+                os.pwrite(self._lock.fileno(), f'{said:400}'.encode(), 0)
             elif not self.meta:
                 raise _nothing_there(self.path, who)
         except BaseException:  # an error's frames can stay alive, and the lock with them
@@ -230,20 +238,6 @@ class Directory(Place):
         return shutil.disk_usage(self.path).free  # bytes for a new memory
 
     # ---- the lock ----
-
-    def _begin_writing(self):
-        self._lock = _locked(self.path, self.who)
-        self.holds = True
-        self.until[0] = 0  # rows need permission to be written, everything else does not
-        weakref.finalize(self, self._lock.close)
-        _writers.add(self)
-        self._before = json_in(self.path / 'writer')  # the last writer
-
-    def _sign(self):
-        "Write this process into `writer`, after the last writer's entry was used"
-        host = socket.gethostname()
-        said = json.dumps(dict(process=os.getpid(), host=host, boot=_boot(), since=time.ctime()))
-        os.pwrite(self._lock.fileno(), f'{said:400}'.encode(), 0)
 
     def leave(self):
         "Let other processes write, and stop writing here, without a flush"

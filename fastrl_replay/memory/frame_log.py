@@ -54,15 +54,6 @@ def _is_at(source, serial, numbers, table):
 
 # %% ../../nbs/memory/frame_log.ipynb #34dca6b6
 @njit
-def _sum_of(address, size):
-    "Return a sum of bytes, in words of eight"
-    total = 0
-    for word in longs_at(address, size >> 3):
-        total += word
-    return total
-
-
-@njit
 def _find(source, total, recent, numbers, table):
     "Return which recent frame of an environment has these bytes, whose sum is `total`, or -1"
     for which in range(_RECENT):
@@ -85,7 +76,8 @@ def _keep(numbers, table, recent, places, rows, envs, done, refs):
             source = address + i * row_size + places[j]
             total = 0
             if not _is_at(source, of_env[_entry(last[j], of_env)], numbers, table):
-                total = _sum_of(source, numbers[FRAME_SIZE])
+                for word in longs_at(source, numbers[FRAME_SIZE] >> 3):
+                    total += word
                 last[j] = _find(source, total, of_env, numbers, table)
             if last[j] < 0:
                 last[j] = 0

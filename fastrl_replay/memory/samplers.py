@@ -211,8 +211,12 @@ class Uniform(Sampler):
         self._random_count = draw_keys(seed, count, first, here, keys, self._table)
         if self.waits:
             keys = self._keys[keys]
-        p = self._p
-        return keys, p if self._p_of == here and len(p) == n else self._equal_probabilities(n, here)
+        if self._p_of != here or len(self._p) != n:
+            p = np.full(n, 1 / here)
+            p.flags.writeable = False
+            self._p = p
+            self._p_of = here
+        return keys, self._p
 
     sample.trusted = True  # the result needs no check
 
@@ -251,14 +255,6 @@ class Uniform(Sampler):
     def probabilities(self):
         "Return the probability of each key that can be sampled, oldest first"
         return np.full(len(self), self.least)
-
-    def _equal_probabilities(self, n, here):
-        "Return `n` equal probabilities; the same array each time if the memory is full"
-        p = np.full(n, 1 / here)
-        p.flags.writeable = False
-        self._p = p
-        self._p_of = here
-        return p
 
 # %% ../../nbs/memory/samplers.ipynb #cb6bb694
 @njit

@@ -98,14 +98,6 @@ class Weights:
             found.append(part[: shape.numel() * dtype.itemsize].view(dtype).view(shape))
         return found
 
-    def private(self) -> list:
-        "Return such tensors in separate memory, filled with zeros"
-        found = []
-        for dtype, shape, grad, is_parameter in self.kinds:
-            t = torch.zeros(shape, dtype=dtype)
-            found.append(nn.Parameter(t, grad) if is_parameter else t.requires_grad_(grad))
-        return found
-
     @torch.no_grad()
     def refresh(
         self,
@@ -298,7 +290,10 @@ class Served:
                 self.chain.close()
 
     def _begin(self, line):
-        self.own = self.weights.private()
+        self.own = []
+        for dtype, shape, grad, is_parameter in self.weights.kinds:
+            t = torch.zeros(shape, dtype=dtype)
+            self.own.append(nn.Parameter(t, grad) if is_parameter else t.requires_grad_(grad))
         self.seen = torch.zeros_like(line)
         chain = Filled(self.data, self.own).load()
         self.weights.refresh(self.own, self.seen, line)

@@ -49,7 +49,9 @@ class Prefetch(Holding):
         self._at_end = self._starts_at_end()  # True: only batches that were sampled before are left
         while self._begin(due):
             failure = self._drawn[0].exception()  # waits; an interrupt here loses nothing
-            item = None if failure else self._bring(self._drawn[0].result())
+            item = None if failure else self._drawn[0].result()
+            if self.device is not None and not failure:
+                item = _of_batch(item, lambda b: b.to(self.device, non_blocking=True))
             del self._drawn[0]  # from here to `yield` Python handles no signal
             if failure:
                 raise failure
@@ -89,11 +91,6 @@ class Prefetch(Holding):
                 item = self.source.sample()
         if (self.device or '').startswith('cuda'):
             item = _of_batch(item, lambda b: b.pin_memory())
-        return item
-
-    def _bring(self, item):  # in the main thread
-        if self.device is not None:
-            item = _of_batch(item, lambda b: b.to(self.device, non_blocking=True))
         return item
 
     def snapshot(self) -> dict:  # plain data and tensors

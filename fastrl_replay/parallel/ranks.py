@@ -76,22 +76,19 @@ class Ranks:
         try:
             return call(*args, **kwargs)
         except RuntimeError as e:
+            missing = [0]  # rank 0 keeps the store
+            with suppress(RuntimeError):
+                self._store.set(f'here/{self.rank}', 'yes')
+                time.sleep(PATIENCE)
+                missing = [r for r in range(self.size) if not self._store.check([f'here/{r}'])]
+            missing = ', '.join(f'rank {r}' for r in missing) or 'none, all ranks answer'
             raise RankError(
                 'Ranks',
-                f'rank {self.rank} of {self.size} waits for others; missing: {self._missing()}',
+                f'rank {self.rank} of {self.size} waits for others; missing: {missing}',
                 ' '.join(str(e).split())[:160],
                 remedy='find the first error in the outputs of the ranks, then restart '
                 'from the last checkpoint, as torchrun --max-restarts=3 does',
             ) from e
-
-    def _missing(self) -> str:
-        "Return the ranks that do not report within some seconds"
-        missing = [0]  # rank 0 keeps the store
-        with suppress(RuntimeError):
-            self._store.set(f'here/{self.rank}', 'yes')
-            time.sleep(PATIENCE)
-            missing = [r for r in range(self.size) if not self._store.check([f'here/{r}'])]
-        return ', '.join(f'rank {r}' for r in missing) or 'none, all ranks answer'
 
     def gather(self, x) -> list:  # by rank
         "Return a value from each rank; `x` is plain data"
@@ -147,7 +144,12 @@ class Ranks:
         pipe: Pipe,  # a chain with rounds and rank weights that ends in these or in a learner
     ) -> Pipe:  # the same chain
         "Check that all ranks have the same chain; give it its own seeds and the networks of rank 0"
-        stages = [*_stages_of(pipe)]
+        stages = []
+        stage = pipe
+        while stage is not None:
+            if isinstance(stage, Pipe):
+                stages.append(stage)
+            stage = upstream(stage)
         replay = _checked_replay(pipe, stages)
         learner = None if isinstance(pipe, RankWeights) else pipe
         tensors = {}
@@ -282,14 +284,6 @@ class RankWeights(Pipe):
         weight.mul_(scale / most)
 
 # %% ../../nbs/parallel/ranks.ipynb #5b5026de
-def _stages_of(pipe):
-    "Yield the stages of a chain, the last one first"
-    while pipe is not None:
-        if isinstance(pipe, Pipe):
-            yield pipe
-        pipe = upstream(pipe)
-
-
 def _checked_replay(pipe, stages):
     "Return the replay of a chain; raise if the chain cannot be one of several"
     replay = pipe.drawn_from if isinstance(pipe, Pipe) else None

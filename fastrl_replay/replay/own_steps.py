@@ -224,7 +224,7 @@ class StepRows:
         # environments whose episodes may have ended since: a step that ended one raised an error,
         # or the environment had ended and was forgotten
         self._lost = set()
-        self._all_lost = unsure  # True if this holds for all known environments
+        self.all_lost = unsure  # True if this holds for all known environments
         self.last_ids = np.zeros(0, np.int64)
 
     def make(
@@ -305,7 +305,7 @@ class StepRows:
             for a in known:
                 self._lost.update(ids[np.broadcast_to(a, n)].tolist())
         else:
-            self.unsure = self._all_lost = True
+            self.unsure = self.all_lost = True
             self._mark_all()
 
     def missed(self, ids):
@@ -319,9 +319,9 @@ class StepRows:
 
     def _mark_all(self):
         "Mark the known environments as soon as they are looked up"
-        if self._all_lost and self.table is not None:
+        if self.all_lost and self.table is not None:
             self._lost.update(self.number)
-            self._all_lost = False
+            self.all_lost = False
 
     def _write(self, values):
         "Write the values, column by column"
@@ -544,14 +544,10 @@ class StepRows:
         "Return True if steps were counted, here or before a checkpoint"
         return self.dtype is not None or self._saved is not None
 
-    def doubt(self) -> dict:
-        "Return the attributes that tell which environments may have ended their episodes"
-        return dict(unsure=self.unsure, _all_lost=self._all_lost)
-
     @property
     def doubtful(self) -> bool:
         "Return True if the end of an episode may have been lost"
-        return self.unsure or self._all_lost or bool(self._lost)
+        return self.unsure or self.all_lost or bool(self._lost)
 
     def snapshot(self) -> dict:  # plain data and tensors
         "Return the counters and the last observation of each environment"
@@ -563,7 +559,7 @@ class StepRows:
             envs=known if known is None else pack(Steps(known)),
             unsure=self.unsure,
             lost=sorted(self._lost),
-            all_lost=self._all_lost,
+            all_lost=self.all_lost,
             columns=self._saved_names if self.dtype is None else self._names,
         )
 
@@ -574,7 +570,7 @@ class StepRows:
         state = checked(self.who, form, state)
         self.unsure |= state['unsure']
         self._lost = set(state['lost'])
-        self._all_lost |= state['all_lost']
+        self.all_lost |= state['all_lost']
         self._saved_names = state['columns']
         if state['envs'] is None:
             return

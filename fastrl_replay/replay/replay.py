@@ -327,7 +327,8 @@ class Replay(Pipe):
         before = None
         if not first.proven:
             chain = self._upstream()
-            before = chain.state_dict(), self.memory.inserted, first.rows.doubt()
+            doubt = first.rows.unsure, first.rows.all_lost
+            before = chain.state_dict(), self.memory.inserted, doubt
         steps = first.take(values, *how)
         if self._initial is not None and len(steps):
             self._check_initial(steps)
@@ -339,7 +340,7 @@ class Replay(Pipe):
         except BaseException as e:
             if before is not None and self.memory.inserted == before[1]:
                 chain.load_state_dict(before[0])
-                vars(first.rows).update(before[2])  # restores everything
+                first.rows.unsure, first.rows.all_lost = before[2]  # restores everything
             elif given or not isinstance(e, Exception):
                 first.rows.done()
             raise
@@ -464,12 +465,6 @@ class Replay(Pipe):
         "Return how many rows a batch of `n` needs"
         return self._needs or n
 
-    def _count_rows(self, n):
-        "Count those of `n` new rows that come after the warm-up, or all if the memory is frozen"
-        if self.warmup and not self.freeze_memory:
-            n = min(n, max(0, self.memory.added - self.warmup))
-        self.counted += n
-
     def _count_batch(self):
         self._n_yielded += 1
 
@@ -501,7 +496,10 @@ class Replay(Pipe):
                 self.add(steps)
             elif not self._ready():
                 self._refuse_frozen()
-            self._count_rows(len(steps))
+            n = len(steps)
+            if self.warmup and not self.freeze_memory:
+                n = min(n, max(0, self.memory.added - self.warmup))
+            self.counted += n
             if self.ratio is None and self._ready():
                 yield self._count_batch()
             while self._batch_due():

@@ -78,7 +78,11 @@ class StateNorm(nn.Module):
         super().__init__()
         boxes = {n: s for n, s in named_leaves(space) if isinstance(s, spaces.Box)}
         if parts is None:
-            parts = [n for n, s in boxes.items() if s.dtype.kind in 'iuf' and not _is_image(s)]
+            parts = [
+                n
+                for n, s in boxes.items()
+                if s.dtype.kind in 'iuf' and s.dtype != np.uint8 and len(s.shape) < 3
+            ]
         elif isinstance(parts, str):
             parts = [parts]
         self.names = list(parts)
@@ -136,10 +140,6 @@ class StateNorm(nn.Module):
             refuse_endless('StateNorm', column, x)
         for m, x in zip(self.moments, values):
             m.update(x)
-
-
-def _is_image(space):
-    return space.dtype == np.uint8 or len(space.shape) > 2
 
 # %% ../../nbs/stages/normalisation.ipynb #68cda8d6
 class Normalised(nn.Module):

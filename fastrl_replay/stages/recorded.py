@@ -115,16 +115,6 @@ NAMES = dict(
 # %% ../../nbs/stages/recorded.ipynb #9cba63a3
 _ANY = spaces.Discrete(1)  # states and actions get the dtypes of the arrays
 
-
-def _row_dtype(values):
-    "Return the dtype of rows with these arrays"
-    plain = step_dtype(_ANY, _ANY)
-    fields = {name: plain[name] for name in plain.names}
-    for name, x in values.items():
-        kind = nested_dtype(values['state'] if name == 'next_state' else x)
-        fields[name] = kind if name in fields else column_dtype(kind, name)
-    return np.dtype(list(fields.items()), align=True)
-
 # %% ../../nbs/stages/recorded.ipynb #d921e5ec
 class _Recorded:
     "Checked arrays of one item"
@@ -229,7 +219,13 @@ class _Recorded:
         for column in 'reward', *self.kept:
             self.check_length(column, self.n)
         starts = self.starts(terminated | truncated)
-        dtype = dtype or _row_dtype(values)
+        if dtype is None:
+            plain = step_dtype(_ANY, _ANY)
+            fields = {name: plain[name] for name in plain.names}
+            for name, x in values.items():
+                kind = nested_dtype(values['state'] if name == 'next_state' else x)
+                fields[name] = kind if name in fields else column_dtype(kind, name)
+            dtype = np.dtype(list(fields.items()), align=True)
         for name, x in values.items():
             if nested_dtype(x) != dtype[name]:
                 remedy = 'use the same dtypes in all episodes'

@@ -7,7 +7,7 @@ __all__ = ['SAY_AFTER', 'interrupts_wait', 'njit', 'memmove', 'prefetch', 'bytes
            'floats_at']
 
 # %% ../../nbs/steps/compiled.ipynb #60a61287
-import gc, os, signal, sys, threading, time
+import os, signal, sys, threading, time
 from contextlib import contextmanager
 from multiprocessing import parent_process
 from pathlib import Path
@@ -62,23 +62,11 @@ def njit(
     kernel.is_ours = True
 
     def undivided(*args, **kwargs):  # numba calls it once for each combination of types
-        with interrupts_wait(), _nothing_collected():
+        with interrupts_wait():
             return compile_(*args, **kwargs)
 
     kernel._compile_for_args = undivided
     return kernel
-
-
-@contextmanager
-def _nothing_collected():
-    "Turn off garbage collection, which would take a tenth of the compiler's time"
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 # %% ../../nbs/steps/compiled.ipynb #1d351cac
 @intrinsic

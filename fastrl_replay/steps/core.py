@@ -201,7 +201,14 @@ class Steps:
             raise ArgumentError('Steps.cat', 'there are no blocks to join')
         first = blocks[0]
         for b in blocks[1:]:
-            _check_alike(b, first)
+            if b.dtype != first.dtype:
+                differ = differing_columns(b.dtype, first.dtype)
+                raise BlockError('Steps.cat', 'the blocks have different columns', differ)
+            got, expected = ((list(x.shape[1:]), str(x.device)) for x in (b, first))
+            if got != expected:
+                raise BlockError(
+                    'Steps.cat', 'the blocks have different shapes or devices', got, expected
+                )
         joined = first._of_bytes(torch.cat([b._bytes() for b in blocks]))
         # keys of different replays cannot be told apart
         if any(b._replay is not first._replay for b in blocks):
@@ -369,16 +376,6 @@ def _laid_out(block, dtype, wanted):
     for n, kind, start in parts_of(wanted):
         at[start : start + kind.itemsize] = there[n] + np.arange(kind.itemsize)
     return block[..., torch.from_numpy(at).to(block.device)]
-
-# %% ../../nbs/steps/core.ipynb #0fc2ded7
-def _check_alike(a, b):
-    "Raise if these blocks cannot be joined"
-    if a.dtype != b.dtype:
-        differ = differing_columns(a.dtype, b.dtype)
-        raise BlockError('Steps.cat', 'the blocks have different columns', differ)
-    got, expected = ((list(x.shape[1:]), str(x.device)) for x in (a, b))
-    if got != expected:
-        raise BlockError('Steps.cat', 'the blocks have different shapes or devices', got, expected)
 
 # %% ../../nbs/steps/core.ipynb #9c27f4b9
 def same_fields(a, b) -> bool:

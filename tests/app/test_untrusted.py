@@ -208,6 +208,15 @@ def test_code_in_a_checkpoint_is_not_executed(copy, tmp_path, capsys):
     assert not (tmp_path / 'executed').exists()
 
 
+def test_a_tensor_is_not_larger_than_its_file(copy):
+    "Nor is what follows the tensors left unread"
+    for text, more in (b'["tensor", "float64", 1000000000]', b''), (b'["list"]', b'0'):
+        data = len(text).to_bytes(8, 'little') + text + more
+        (copy / 'best.pt').write_bytes(data + hashlib.sha256(data).digest())
+        with small(), pytest.raises(FastrlError, match='larger|longer'):
+            load_policy(copy)
+
+
 def test_saved_arrays_and_positions_reach_nothing_else():
     "Neither the bytes beside an array nor the numbers beside a generator's"
     array = encode(np.zeros(1))

@@ -196,13 +196,7 @@ FAULTS = [
         'pass',
         'memory/test_disk.py -m "slow or not slow" -k power',
     ),
-    Fault(
-        7,
-        'app/saved_policies.py',
-        'weights_only=True',
-        'weights_only=False',
-        'app/test_best.py app/test_untrusted.py -m "slow or not slow"',
-    ),
+    Fault(7, 'steps/states.py', '<= size - file.tell()', '< 2**60', 'app/test_untrusted.py'),
     Fault(
         7,
         'stages/recorded.py',
