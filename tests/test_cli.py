@@ -31,8 +31,8 @@ SET = [
     *(f'{k}={" ".join(map(str, v)) if isinstance(v, tuple) else v}' for k, v in SMALL.items()),
 ]
 FILES = [
-    'best.pt',
-    'checkpoint.pt',
+    'best.ckpt',
+    'checkpoint.ckpt',
     'config.json',
     'metrics.jsonl',
     'report.html',
@@ -58,7 +58,7 @@ def no_clock(lines):
 
 def everything(out):
     "All that a checkpoint holds; rows as columns, since the bytes between columns mean nothing"
-    stage = top = load_checkpoint(out / 'checkpoint.pt')['agent']['pipe']
+    stage = top = load_checkpoint(out / 'checkpoint.ckpt')['agent']['pipe']
     while stage:
         for m in stage['own'], stage['own'].get('memory', {}):
             if 'rows' in m and m.get('dtype'):
@@ -169,7 +169,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(name, tmp_path):
         f'{k}={",".join(map(str, v)) if isinstance(v, tuple) else v}' for k, v in changes.items()
     ]
     p = subprocess.Popen(command('train', name, '--out', tmp_path / 'killed', '--set', *sets))
-    while not (tmp_path / 'killed/checkpoint.pt').exists():
+    while not (tmp_path / 'killed/checkpoint.ckpt').exists():
         assert p.poll() is None
         time.sleep(0.02)
     time.sleep(0.05)

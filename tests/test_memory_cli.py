@@ -96,7 +96,7 @@ def same_on_disk(a, b, ma, mb):
     "The same metrics, rows, weights and returns?"
     ra, rb = open_memory(ma), open_memory(mb)
     assert ra.keys.tolist() == rb.keys.tolist() and ra[:] == rb[:]
-    pa, pb = (load_checkpoint(d / 'checkpoint.pt')['agent'] for d in (a, b))
+    pa, pb = (load_checkpoint(d / 'checkpoint.ckpt')['agent'] for d in (a, b))
     assert same(pa['pipe']['own'], pb['pipe']['own']) and same(pa['generators'], pb['generators'])
     return no_clock(read_metrics(a)) == no_clock(read_metrics(b))
 
@@ -113,7 +113,7 @@ def test_kill_9_costs_nothing_but_time(name, tmp_path):
     for _ in range(3):
         p = subprocess.Popen(command(*line), stdout=subprocess.DEVNULL)
         line = ['train', '--resume', r, '--trust']
-        checkpoint = r / 'checkpoint.pt'
+        checkpoint = r / 'checkpoint.ckpt'
         while p.poll() is None:
             if checkpoint.exists() and checkpoint.stat().st_mtime_ns > written:
                 break
@@ -241,7 +241,7 @@ def test_a_checkpoint_of_a_memory_on_disk_has_no_rows(tmp_path):
         more = dict(max_sz=30_000, memory_path=str(tmp_path / f'm{steps}'))
         run = start(recipe('cartpole', **{**SMALL, **more}), tmp_path / f'r{steps}')
         assert run.train(Stops(run, steps)) is None
-        sizes.append((run.out / 'checkpoint.pt').stat().st_size)
+        sizes.append((run.out / 'checkpoint.ckpt').stat().st_size)
     assert abs(sizes[1] - sizes[0]) < 5_000
 
 

@@ -179,7 +179,7 @@ def _run(args, ranks):
     new = recipe(args.recipe, args.settings, **given)
     # torchrun restarts its processes if one of them has failed
     again = os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') != '0'
-    if again and args.out and (Path(args.out) / 'checkpoint.pt').exists():
+    if again and args.out and (Path(args.out) / 'checkpoint.ckpt').exists():
         return resume(args.out, {**new.settings, 'ranks': ranks.size}, ranks=ranks)
     return start(new, args.out, ranks)
 

@@ -40,8 +40,8 @@ from ..look.show import charts_png
 
 # %% ../../nbs/app/runs.ipynb #c0c5344f
 _OURS = (
-    'best.pt',
-    'checkpoint.pt',
+    'best.ckpt',
+    'checkpoint.ckpt',
     'config.json',
     'metrics.jsonl',
     'report.html',
@@ -114,7 +114,7 @@ class Run(Saves):
         self.seen = self.journal.steps
         with self.held:
             # from now on, it can be resumed
-            if not (self.out / 'checkpoint.pt').exists():
+            if not (self.out / 'checkpoint.ckpt').exists():
                 self.save()
             try:
                 for record in self.agent.pipe:
@@ -182,7 +182,7 @@ class Run(Saves):
         return column(read_metrics(self.out), 'eval_return')
 
     def evaluate(self, episodes: int) -> tuple:  # a line of metrics, and the returns
-        "Evaluate without exploration; write best.pt if the result is the best so far"
+        "Evaluate without exploration; write best.ckpt if the result is the best so far"
         with as_worker(None):
             returns, won = play_episodes(self.agent, episodes)
         line = dict(
@@ -195,7 +195,7 @@ class Run(Saves):
         if won is not None:
             line['eval_success'] = float(won.mean())
         if line['eval_return'] > np.nanmax([-np.inf, *self.evaluations()[1]]):
-            write_checkpoint(self.out / 'best.pt', policy_state(self.agent) | line)
+            write_checkpoint(self.out / 'best.ckpt', policy_state(self.agent) | line)
         self._write(line)
         return line, returns
 
@@ -213,11 +213,11 @@ class Run(Saves):
         self.ranks.gather('written')
         if self.leads:
             state = dict(agent=agent, run=self.state_dict(), policy=policy_state(self.agent))
-            write_checkpoint(self.out / 'checkpoint.pt', state)
+            write_checkpoint(self.out / 'checkpoint.ckpt', state)
 
     def load(
         self,
-        state: dict,  # the content of checkpoint.pt
+        state: dict,  # the content of checkpoint.ckpt
     ):
         "Restore a checkpoint"
         try:
@@ -225,12 +225,12 @@ class Run(Saves):
             agent = state['agent'] if self.leads else load_checkpoint(self._part())
             self.agent.load_state_dict(agent)
         except Exception as e:  # others may have written it
-            what = f"{self.out / 'checkpoint.pt'} does not fit the run's config.json"
+            what = f"{self.out / 'checkpoint.ckpt'} does not fit the run's config.json"
             raise SettingsError('run', what, f'{type(e).__name__}: {e}') from e
 
     def _part(self):
         "Return the file of this rank; the previous one is complete until all are written"
-        return self.out / f'rank-{self.ranks.rank}-{self.saves % 2}.pt'
+        return self.out / f'rank-{self.ranks.rank}-{self.saves % 2}.ckpt'
 
     def _finish(self) -> dict:
         self.show.tick(self.journal.steps - self.seen)
@@ -366,7 +366,7 @@ def reopen(
     trust: bool = False,
 ) -> tuple:  # an `Agent`, and the step of its model
     "Load an agent with the saved model of a run, read-only"
-    path = Path(out) / ('best.pt' if best else 'checkpoint.pt')
+    path = Path(out) / ('best.ckpt' if best else 'checkpoint.ckpt')
     with _config_errors(out):
         config = read_config(out)
         s = check_saved(config['recipe'], config['settings']) | ALONE
@@ -425,7 +425,7 @@ def resume(
 ) -> Run:
     "Return a run that continues from its last checkpoint"
     ranks = ranks or Ranks(alone=1)
-    path = Path(out) / 'checkpoint.pt'
+    path = Path(out) / 'checkpoint.ckpt'
     with ExitStack() as held:
         config = read_config(out)
         if ranks.leads:

@@ -34,7 +34,7 @@ def write_checkpoint(
 
 # %% ../../nbs/app/saved_policies.ipynb #920fed7b
 def load_checkpoint(
-    path,  # of checkpoint.pt
+    path,  # of checkpoint.ckpt
 ) -> dict:  # numbers, texts and tensors
     "Read a checkpoint without executing code"
     try:
@@ -51,7 +51,7 @@ def load_checkpoint(
                 raise ValueError('the file was cut or changed (its checksum differs)')
             return state
     except FileNotFoundError:
-        remedy = 'start the run again; its first evaluation writes best.pt'
+        remedy = 'start the run again; its first evaluation writes best.ckpt'
         raise SettingsError('run', 'there is no checkpoint', path, remedy=remedy) from None
     except Exception as e:
         said = ' '.join(str(e).split())[:200]
@@ -154,14 +154,14 @@ def policy_in(
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e018
 def load_policy(
-    path,  # a run's directory, or a best.pt or checkpoint.pt
+    path,  # a run's directory, or a best.ckpt or checkpoint.ckpt
     best: bool = True,  # True: of its best evaluation; False: of its last checkpoint
     device: str = 'cpu',  # device of its network
 ):  # a function states → actions, without exploration; recurrent: states, hidden → actions, hidden
     "Load the policy of a run, without executing code of the file or making an environment"
     file = Path(path).resolve()  # the user's own file, which may be a link
     if file.is_dir():
-        file = Path(path) / ('best.pt' if best else 'checkpoint.pt')
+        file = Path(path) / ('best.ckpt' if best else 'checkpoint.ckpt')
     state = policy_in(load_checkpoint(file), file)
     s = check_saved(file.name, {**state['settings'], 'device': device})
     spaces = check_model(file, s, state)

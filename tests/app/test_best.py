@@ -1,4 +1,4 @@
-"""best.pt: what counts as better, the same file after a killed run, policies without a recipe."""
+"""best.ckpt: what counts as better, the same file after a killed run, policies without a recipe."""
 
 import json, shutil, sys
 
@@ -19,7 +19,7 @@ OFTEN = dict(
 
 
 def best_of(out):
-    return {k: v for k, v in load_checkpoint(out / 'best.pt').items() if k != 'settings'}
+    return {k: v for k, v in load_checkpoint(out / 'best.ckpt').items() if k != 'settings'}
 
 
 @pytest.fixture(scope='module')
@@ -33,7 +33,7 @@ def test_best_is_the_first_of_the_largest_and_loads_as_plain_tensors(often):
     evals = [m for m in read_metrics(often) if 'eval_return' in m]
     assert len(evals) > 10 and len({m['eval_return'] for m in evals}) > 2
     first = max(evals, key=lambda m: m['eval_return'])  # max gives the first
-    best = load_checkpoint(often / 'best.pt')
+    best = load_checkpoint(often / 'best.ckpt')
     s = json.loads((often / 'summary.json').read_text())
     for key in 'env_steps', 'eval_return', 'eval_episodes':
         assert best[key] == first[key]
@@ -46,14 +46,14 @@ def test_best_is_the_first_of_the_largest_and_loads_as_plain_tensors(often):
 def test_a_run_killed_at_its_best_model_ends_with_the_same_one(
     nth, after, often, tmp_path, monkeypatch
 ):
-    killed(tmp_path / 'r', monkeypatch, 'best.pt', nth, after, **OFTEN)
+    killed(tmp_path / 'r', monkeypatch, 'best.ckpt', nth, after, **OFTEN)
     resume(tmp_path / 'r').train()
     assert same(best_of(often), best_of(tmp_path / 'r'))
 
 
 def test_eval_best_plays_with_the_best_model(often, capsys):
     agent, step = reopen(often, best=True)
-    best = load_checkpoint(often / 'best.pt')
+    best = load_checkpoint(often / 'best.ckpt')
     assert step == best['env_steps'] and same(dict(agent.model.state_dict()), best['model'])
     assert main(['eval', str(often), '--best', '--episodes', str(best['eval_episodes'])]) == 0
     said = capsys.readouterr().out
@@ -66,16 +66,16 @@ def test_load_policy_is_the_last_checkpoint_if_asked(often):
     states = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
     expected = reopen(often)[0].greedy()(states)
     assert (load_policy(often, best=False)(states) == expected).all()
-    assert (load_policy(often / 'checkpoint.pt')(states) == expected).all()
+    assert (load_policy(often / 'checkpoint.ckpt')(states) == expected).all()
 
 
 def test_eval_best_without_one_says_what_to_do(often, tmp_path, capsys):
     out = shutil.copytree(often, tmp_path / 'r')
-    (out / 'best.pt').unlink()
-    assert 'its first evaluation writes best.pt' in says(capsys, 'eval', out, '--best')
-    (out / 'best.pt').write_bytes(b'PK\3\4 half')
-    assert "best.pt cannot be read" in says(capsys, 'eval', out, '--best')
-    with pytest.raises(SettingsError, match="best.pt cannot be read"):
+    (out / 'best.ckpt').unlink()
+    assert 'its first evaluation writes best.ckpt' in says(capsys, 'eval', out, '--best')
+    (out / 'best.ckpt').write_bytes(b'PK\3\4 half')
+    assert "best.ckpt cannot be read" in says(capsys, 'eval', out, '--best')
+    with pytest.raises(SettingsError, match="best.ckpt cannot be read"):
         load_policy(out)
 
 

@@ -582,7 +582,7 @@ def test_episodes_are_a_limit(tmp_path):
 def by_hand(out, episodes=20):
     "Greedy episodes, from the checkpoint's weights alone: matrices, gymnasium, nothing of ours"
     config = json.loads((out / 'config.json').read_text())['settings']
-    w = load_checkpoint(out / 'checkpoint.pt')['agent']['pipe']['own']['model']
+    w = load_checkpoint(out / 'checkpoint.ckpt')['agent']['pipe']['own']['model']
     weights = [w[k].double().numpy() for k in w]
     env, returns = gym.make(config['env']), []
     for i in range(episodes):
@@ -790,10 +790,10 @@ def go_on(out, capsys):
 @pytest.mark.parametrize(
     'name,nth,after',
     [
-        ('checkpoint.pt', 1, True),
-        ('checkpoint.pt', 2, False),
-        ('checkpoint.pt', 3, True),
-        ('checkpoint.pt', 4, True),
+        ('checkpoint.ckpt', 1, True),
+        ('checkpoint.ckpt', 2, False),
+        ('checkpoint.ckpt', 3, True),
+        ('checkpoint.ckpt', 4, True),
         ('returns.png', 1, False),
         ('summary.json', 1, False),
     ],
@@ -811,7 +811,7 @@ def test_a_full_disk_leaves_the_last_whole_checkpoint(whole, tmp_path, monkeypat
     real = os.replace
 
     def full(a, b):
-        if Path(b).name == 'checkpoint.pt' and Path(b).exists():
+        if Path(b).name == 'checkpoint.ckpt' and Path(b).exists():
             raise OSError(errno.ENOSPC, 'No space left on device')
         return real(a, b)
 

@@ -36,7 +36,7 @@ def test_a_second_process_is_refused_and_changes_nothing(tmp_path, capsys):
 
     class Second(Silent):
         def report(self, line):
-            half = tmp_path / f'r/.checkpoint.pt.{os.getppid()}'  # of a process that lives
+            half = tmp_path / f'r/.checkpoint.ckpt.{os.getppid()}'  # of a process that lives
             half.write_bytes(b'half')
             before = files(tmp_path / 'r')
             seen.append(says(capsys, 'train', '--resume', tmp_path / 'r'))
@@ -76,12 +76,12 @@ def test_files_that_come_while_a_run_opens_are_kept(tmp_path, monkeypatch):
 
     def slow(self):
         out.mkdir()
-        (out / 'best.pt').write_text('precious')
+        (out / 'best.ckpt').write_text('precious')
 
     monkeypatch.setattr(Agent, 'open_memory', slow)
     with pytest.raises(SettingsError, match='not empty'):
         tiny(out)
-    assert files(out) == {'best.pt': b'precious'}
+    assert files(out) == {'best.ckpt': b'precious'}
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
@@ -99,8 +99,8 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
 def test_only_stale_files_of_ours_are_deleted(tmp_path):
     "Those of other programs, of living processes and of other names stay"
     stop(tiny(tmp_path / 'r'), 150)
-    stay = ['.env.999999999', f'.checkpoint.pt.{os.getppid()}', '.notes.txt.999999999']
-    gone = ['.checkpoint.pt.999999999', f'.metrics.jsonl.{os.getpid()}']
+    stay = ['.env.999999999', f'.checkpoint.ckpt.{os.getppid()}', '.notes.txt.999999999']
+    gone = ['.checkpoint.ckpt.999999999', f'.metrics.jsonl.{os.getpid()}']
     for name in stay + gone:
         (tmp_path / 'r' / name).write_text('x')
     resume(tmp_path / 'r')
@@ -133,7 +133,7 @@ def test_signals_save_and_say_which_it_was(name, status, whole, tmp_path, monkey
 
 def test_no_flipped_bit_is_loaded(whole, tmp_path):
     "Anywhere in a checkpoint: one line that names it"
-    data = (whole / 'checkpoint.pt').read_bytes()
+    data = (whole / 'checkpoint.ckpt').read_bytes()
     path = tmp_path / 'c.pt'
     last = range(len(data) * 8 - 8 * 110, len(data) * 8, 37)
     for at in [*np.random.default_rng(0).integers(0, len(data) * 8, 40), *last]:
@@ -147,7 +147,7 @@ def test_no_flipped_bit_is_loaded(whole, tmp_path):
 DEEP = b'[' * 100_000
 DIGITS = b'{"a": ' + b'9' * 5_000 + b'}'
 BROKEN = [
-    *(('checkpoint.pt', kind) for kind in (b'', b'PK\x03\x04', b'PK\x05\x06' + bytes(18))),
+    *(('checkpoint.ckpt', kind) for kind in (b'', b'PK\x03\x04', b'PK\x05\x06' + bytes(18))),
     *(
         ('config.json', kind)
         for kind in (
@@ -238,13 +238,13 @@ def test_a_setting_that_is_missing_is_one_line(key, copy, capsys):
     ids=str,
 )
 def test_a_checkpoint_of_other_things_is_one_line(state, copy, capsys):
-    "Whatever somebody has saved: checkpoint.pt is named"
-    path = copy / 'checkpoint.pt'
+    "Whatever somebody has saved: checkpoint.ckpt is named"
+    path = copy / 'checkpoint.ckpt'
     if isinstance(state, dict) and set(state) == {'run'}:
         good = load_checkpoint(path)
         state = {**good, 'run': {**good['run'], **state['run']}}
     write_checkpoint(path, state)
-    assert 'checkpoint.pt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
+    assert 'checkpoint.ckpt' in says(capsys, 'train', '--resume', copy, '--steps', 400)
 
 
 @pytest.mark.parametrize(

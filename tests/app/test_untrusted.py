@@ -63,7 +63,7 @@ def change(out, **settings):
 
 
 @pytest.mark.parametrize(
-    'name', ['config.json', 'best.pt', 'notes.txt', 'ranks/mine/precious.txt', '.hidden']
+    'name', ['config.json', 'best.ckpt', 'notes.txt', 'ranks/mine/precious.txt', '.hidden']
 )
 def test_a_directory_that_held_no_run_is_refused(name, tmp_path, capsys):
     "Before anything is written"
@@ -197,7 +197,7 @@ def test_code_in_a_checkpoint_is_not_executed(copy, tmp_path, capsys):
             return os.system, ('touch ' + str(tmp_path / 'executed'),)
 
     data = pickle.dumps(Bad())
-    for name in 'checkpoint.pt', 'best.pt':
+    for name in 'checkpoint.ckpt', 'best.ckpt':
         (copy / name).write_bytes(data + hashlib.sha256(data).digest())
     for line in (
         ['train', '--resume', copy, '--steps', 400],
@@ -212,7 +212,7 @@ def test_a_tensor_is_not_larger_than_its_file(copy):
     "Nor is what follows the tensors left unread"
     for text, more in (b'["tensor", "float64", 1000000000]', b''), (b'["list"]', b'0'):
         data = len(text).to_bytes(8, 'little') + text + more
-        (copy / 'best.pt').write_bytes(data + hashlib.sha256(data).digest())
+        (copy / 'best.ckpt').write_bytes(data + hashlib.sha256(data).digest())
         with small(), pytest.raises(FastrlError, match='larger|longer'):
             load_policy(copy)
 
@@ -363,7 +363,7 @@ def spoil(path, kind):
             f.truncate(3 * 2**30)
 
 
-RUN_FILES = ['config.json', 'metrics.jsonl', 'summary.json', 'checkpoint.pt', 'best.pt']
+RUN_FILES = ['config.json', 'metrics.jsonl', 'summary.json', 'checkpoint.ckpt', 'best.ckpt']
 
 
 @contextmanager
@@ -377,7 +377,7 @@ def small():
 @pytest.mark.parametrize(
     'name, kind',
     [(name, 'FIFO') for name in RUN_FILES]
-    + [(name, kind) for name in ('config.json', 'checkpoint.pt') for kind in ('sparse', 'link')],
+    + [(name, kind) for name in ('config.json', 'checkpoint.ckpt') for kind in ('sparse', 'link')],
 )
 def test_a_file_of_a_run_that_is_no_plain_file(name, kind, copy, capsys, tmp_path):
     "Watched, compared, played or resumed: an error, or it is left out"
@@ -428,7 +428,7 @@ def test_a_file_of_a_memory_that_is_no_plain_file(name, kind, tmp_path, capsys):
 
 def test_a_network_is_not_larger_than_its_file(copy):
     "20,000 × 20,000 from a file of a few kB, in the settings"
-    best = load_checkpoint(copy / 'best.pt')
+    best = load_checkpoint(copy / 'best.ckpt')
     for network in '20_000 20_000', '8 ' * 101:
         best['settings']['network'] = network
         write_checkpoint(copy / 'large.pt', best)
@@ -441,7 +441,7 @@ def test_a_network_is_not_larger_than_its_file(copy):
 
 
 def test_a_space_is_not_larger_than_its_file(copy):
-    best = load_checkpoint(copy / 'best.pt')
+    best = load_checkpoint(copy / 'best.ckpt')
     best['observation_space'] = dict(kind='MultiBinary', n=torch.tensor(10**9))
     write_checkpoint(copy / 'large.pt', best)
     with small(), pytest.raises(FastrlError, match='large.pt'):

@@ -231,7 +231,7 @@ def test_a_run_is_seen_to_go_on_and_to_end(browser, tmp_path):
         return b.execute_script("return document.querySelector('.state').textContent")
 
     try:
-        while not (tmp_path / 'r/checkpoint.pt').exists():
+        while not (tmp_path / 'r/checkpoint.ckpt').exists():
             assert run.poll() is None
             time.sleep(0.1)
         with Server(Watch([tmp_path / 'r'])) as s:

@@ -174,8 +174,8 @@ def nets(out, parts):
     "The networks of each rank in a checkpoint"
     from fastrl_replay.app.saved_policies import load_checkpoint
 
-    lead = load_checkpoint(out / 'checkpoint.pt')
-    others = sorted(out.glob(f'rank-*-{lead["run"]["saves"] % 2}.pt'))
+    lead = load_checkpoint(out / 'checkpoint.ckpt')
+    others = sorted(out.glob(f'rank-*-{lead["run"]["saves"] % 2}.ckpt'))
     return [lead['agent'], *map(load_checkpoint, others)][:parts]
 
 
@@ -352,7 +352,7 @@ def test_what_ranks_cannot_have_is_refused_at_once(tmp_path, changes, said):
 def test_one_that_fails_at_once_is_named_by_the_other(tmp_path):
     "A directory that has a run: the other one doesn't wait for ever"
     (tmp_path / 'there').mkdir()
-    (tmp_path / 'there/checkpoint.pt').write_text('')
+    (tmp_path / 'there/checkpoint.ckpt').write_text('')
     (_, lead, rc), (_, other, rc2) = ended(
         begin(2, '-m', 'fastrl_replay', 'train', 'cartpole', '--out', str(tmp_path / 'there'))
     )
