@@ -59,7 +59,8 @@ OPTIONS = dict(  # of all commands
     ),
     resume=dict(_DIR, help='continue this run from its last checkpoint'),
     best=dict(
-        _FLAG, help='use the model of the best evaluation (best.ckpt) instead of the last checkpoint'
+        _FLAG,
+        help='use the model of the best evaluation (best.ckpt) instead of the last checkpoint',
     ),
     record=dict(
         metavar='FILE',
