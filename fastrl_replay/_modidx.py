@@ -612,8 +612,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                   'fastrl_replay/learning/checkpoints.py'),
                                                     'fastrl_replay.learning.checkpoints._make_step': ( 'learning/checkpoints.html#_make_step',
                                                                                                        'fastrl_replay/learning/checkpoints.py'),
-                                                    'fastrl_replay.learning.checkpoints._moments': ( 'learning/checkpoints.html#_moments',
-                                                                                                     'fastrl_replay/learning/checkpoints.py'),
                                                     'fastrl_replay.learning.checkpoints.bare_names': ( 'learning/checkpoints.html#bare_names',
                                                                                                        'fastrl_replay/learning/checkpoints.py'),
                                                     'fastrl_replay.learning.checkpoints.check_part': ( 'learning/checkpoints.html#check_part',

@@ -190,8 +190,8 @@ def main(args=None) -> int:  # the exit status
         except KeyboardInterrupt:
             print('\ninterrupted', file=sys.stderr)
             status = 130
-    typed = sys.stdin is not None and sys.stdin.isatty()
-    if status == 130 and args is None and typed and os.name == 'posix':
+    interrupted = status == 130 and args is None and os.name == 'posix'
+    if interrupted and sys.stdin is not None and sys.stdin.isatty():
         for stream in sys.stdout, sys.stderr:
             stream.flush()
         # as Ctrl-C ends a program: otherwise bash would continue a loop

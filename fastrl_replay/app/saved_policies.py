@@ -99,7 +99,7 @@ def space_of(
     if kind in ('Box', 'MultiDiscrete'):
         values['dtype'] = values[_SPACES[kind][0]].dtype
     else:
-        values = {name: x.tolist() for name, x in values.items()}
+        values = {name: x.size and x.tolist() for name, x in values.items()}
     return getattr(spaces, kind)(**values)
 
 # %% ../../nbs/app/saved_policies.ipynb #a7c1e015

@@ -368,7 +368,7 @@ def state_parts(
         if isinstance(x, torch.Tensor):
             x = x.detach().cpu().contiguous()
             # the second axis: a single number may have a stride of 0
-            tensors.append(x.reshape(-1, 1).view(torch.uint8).numpy())
+            tensors.append(x.reshape(-1)[:, None].view(torch.uint8).numpy())
             return ['tensor', str(x.dtype).removeprefix('torch.'), *x.shape]
         for kind in dict, tuple, list:
             if isinstance(x, kind):
@@ -393,7 +393,7 @@ def read_state(
             return dict(dict=dict, tuple=tuple, list=list)[kind](map(built, parts))
         dtype, *shape = parts
         dtype = getattr(torch, dtype)
-        if not 0 <= math.prod(shape) * dtype.itemsize <= size - file.tell():
+        if not 0 <= math.prod(torch.Size(shape)) * dtype.itemsize <= size - file.tell():
             raise ValueError('a tensor is larger than what is left of the file')
         tensor = torch.empty(shape, dtype=dtype)
         file.readinto(tensor.reshape(-1).view(torch.uint8).numpy())
