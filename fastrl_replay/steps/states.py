@@ -401,4 +401,4 @@ def read_state(
 
     file.seek(0)
     length = int.from_bytes(file.read(8), 'little')
-    return built(json.loads(file.read(min(length, size, 2**28))))
+    return built(json.loads(file.read(min(length, size))))
