@@ -57,6 +57,7 @@ groups = {
 sidebar = ' '.join(['index', *groups.values()]).split()
 
 words = {  # what people search for, where the page says it in other words
+    'index': 'BibTeX; cite; citation',
     'install': 'pip; installation; setup; requirements; extras; CUDA; CPU wheel; versions',
     'tutorials/your_own_loop': 'custom training loop; training loop; custom loss; CleanRL',
     'own_environment': 'custom environment; custom env; gym environment',
