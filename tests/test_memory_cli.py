@@ -156,7 +156,7 @@ def test_too_few_spare_rows_are_told_and_it_goes_on(tmp_path):
         with pytest.raises(KeyboardInterrupt):
             run.train(Stops(run, 550, True))
         if spare:
-            with pytest.warns(UserWarning, match=r'\d+ of the rows .* overwritten .*larger spare'):
+            with pytest.warns(UserWarning, match=r'\d+ rows .* overwritten .*larger spare'):
                 again = resume(d, trust=True)
             assert 0 < len(again.agent.memory.memory) < 250
         else:

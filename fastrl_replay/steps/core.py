@@ -83,7 +83,7 @@ class Steps:
     def __len__(self):  # a single step is a block of one
         return self.shape[0] if self.shape else 1  # a single step is a block of one
 
-    def __getattr__(self, name) -> torch.Tensor:  # columns are attributes, too
+    def __getattr__(self, name):  # columns are attributes, too
         if name in self._plain:
             return from_numpy(self._rows[name])
         if name[:1] == '_':

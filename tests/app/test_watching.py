@@ -112,7 +112,10 @@ def test_watch_from_the_outside(whole, tmp_path):
         other = subprocess.run(
             command('watch', whole, '--port', port), capture_output=True, text=True, timeout=100
         )
-        assert other.returncode == 2 and f'port {port}; got it is in use' in other.stderr
+        assert (
+            other.returncode == 2
+            and f'port {port} cannot be used; got it is in use' in other.stderr
+        )
         p.send_signal(signal.SIGINT)
         assert p.wait(20) == 0 and p.stdout.read().strip() == 'ended'
     finally:

@@ -100,7 +100,7 @@ def test_in_a_process_group_that_is_there():
     assert all(said['off'] < 1e-6 for said in work(2, 'equal', 'dqn', 'guest'))
     ps = begin(2, str(WORK), 'lost', 'kill', 'guest')
     (_, err, rc), _ = ended(ps)
-    assert rc == 1 and 'gone: rank 1;' in err, err
+    assert rc == 1 and 'missing: rank 1;' in err, err
 
 
 @pytest.mark.parametrize('norm', ['batch', 'memory'])
@@ -359,7 +359,7 @@ def test_one_that_fails_at_once_is_named_by_the_other(tmp_path):
     assert (
         rc == rc2 == 2
         and 'there is not empty' in lead
-        and 'rank 1 of 2 waits for the others; gone: rank 0' in other
+        and 'rank 1 of 2 waits for others; missing: rank 0' in other
     ), other
 
 

@@ -373,7 +373,7 @@ def served(cluster):
     yield serve
     for name in names:
         try:
-            stop(name)
+            stop_service(name)
         except ArgumentError:
             pass  # it was stopped
     assert not actors()

@@ -133,7 +133,8 @@ own = OwnSteps().n_step(3, 0.99).experience_replay(bs=4, sampler=Newest(seed=0))
 sequences: SequenceReplay = journal.sequence_replay(
     bs=4, length=8, burn_in=2, overlap=4, state='zero', beta=0.6
 )
-drawn: Sequences = next(iter(sequences))
+drawn = next(iter(sequences))
+assert isinstance(drawn, Sequences)
 drawn.update_priorities(drawn.train.reward)
 goals: HindsightReplay = stepper.hindsight_replay(
     bs=4, share=0.8, strategy='final', reward=lambda achieved, goal, info: -1.0, beta=lambda n: 0.5
