@@ -304,7 +304,7 @@ class Timeline:
         steps: Steps,  # a block of rows, or one row
     ) -> np.ndarray:  # the keys of the rows, int64
         "Append rows, which overwrite the oldest in a full buffer; an invalid block changes nothing"
-        rows = main_rows(steps)  # if the dtype is that of the last block, columns need no check
+        rows = main_rows(steps)  # columns with the dtype of the last block need no check
         # the dtype of the block before, so the columns need no look
         if (
             rows is not None

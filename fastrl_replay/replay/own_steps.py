@@ -678,7 +678,7 @@ class OwnSteps(Pipe):
         autoreset_mode=None,
         **columns,
     ):
-        "Add a step; the arguments are those of a replay's `add_step`"
+        "Add a step, with the same arguments as a replay's `add_step`"
         try:
             with self._lock():
                 values = step_values(obs, action, reward, next_obs, terminated, truncated, columns)
