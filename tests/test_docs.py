@@ -128,6 +128,29 @@ def test_opening_example_runs_alone(page, tmp_path, monkeypatch):
     run_alone(OPENINGS[page], page)
 
 
+def hidden(cell):
+    return {'hide', 'hide_code'} & {*readme.split_directives(''.join(cell['source']))[0]}
+
+
+def hides(nb):
+    return len([cell for cell in cells(nb) if hidden(cell)]) > 1
+
+
+READ = [nb for nb in NOTEBOOKS if page_of(nb) in {*sidebar} - {'combinations'} and hides(nb)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('nb', READ, ids=page_of)
+def test_what_a_reader_sees_runs_alone(forks, nb, tmp_path):
+    "The cells that a page hides are not needed. (All hide the one that installs the library.)"
+    parts = json.loads(nb.read_text(encoding='utf-8'))
+    seen = [cell for cell in parts['cells'] if not hidden(cell)]
+    (tmp_path / nb.name).write_text(json.dumps(parts | dict(cells=seen)))
+    wrong = forks.run(tmp_path / nb.name)
+    if wrong:
+        pytest.fail(wrong, pytrace=False)
+
+
 # ---- the scripts of docs/ ----
 
 

@@ -85,9 +85,13 @@ def rate(lines, over, under):
 
 def metric_charts(lines: list) -> list:
     "Return a chart of each metric over environment steps"
-    names = dict.fromkeys(k for m in lines for k, v in m.items() if is_number(v))
-    names = [n for n in names if n not in NO_CURVES and not n.startswith('eval_')]
-    curves = {TITLES.get(n, n): column(lines, n) for n in names}
+    curves = {}
+    for m in lines:
+        for name, value in m.items():
+            if is_number(value) and name not in NO_CURVES and not name.startswith('eval_'):
+                x, y = curves.setdefault(TITLES.get(name, name), ([], []))
+                x.append(m['env_steps'])
+                y.append(value)
     curves['Steps per episode, mean'] = rate(lines, 'env_steps', 'episodes')
     curves['Updates per second'] = rate(lines, 'updates', 'wall_s')
     return [chart(t, 'environment steps', line(t, *xy)) for t, xy in curves.items() if xy[0]]
