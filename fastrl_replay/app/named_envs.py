@@ -65,22 +65,19 @@ def _literal(node):
 
 # %% ../../nbs/app/named_envs.ipynb #4eff5758
 def reaches_outside(
-    text: str,  # the setting `env`, `wrappers` or `train_wrappers`
+    text: str,  # the settings `env`, `wrappers` and `train_wrappers`
 ) -> bool:
-    "Return True if a setting names a module, or has arguments that are texts or large numbers"
-    room = 1e6  # wrappers multiply their sizes
+    "Return True if a setting names a module, or has arguments other than small numbers"
+    room = 1e4  # wrappers multiply their sizes
     for call in read_calls('env', text):
-        largest = 10_000 if call.name == 'TimeLimit' else 500
-        values = [*call.args, *call.kwargs.values()]
-        for value in values:
-            if isinstance(value, (list, tuple)):
-                values.extend(value)
-            elif isinstance(value, (int, float)) and abs(value) < largest:
-                room /= max(abs(value), 1)
-            elif value is not None:
+        most = dict(TimeLimit=10_000, FrameStackObservation=16).get(call.name, 64)
+        for value in [*call.args, *call.kwargs.values()]:
+            if not (isinstance(value, (int, float)) and abs(value) <= most):
                 return True
-        # these multiply large observations
-        room /= dict(FrameStackObservation=1000, atari=20).get(call.name, 1)
+            if call.name != 'TimeLimit':
+                room /= max(abs(value), 1)
+        if call.name == 'FrameStackObservation':
+            room /= 20
         # the number of states is a power of their argument
         if call.module or call.name == 'DiscretizeObservation':
             return True

@@ -22,7 +22,7 @@ from ..learning.checkpoints import load_part
 from ..learning.registry import setting
 from ..learning.settings import Recipe, SettingsError, setting_text
 from ..steps.states import Saves, dict_of, integer, row
-from .recipes import Agent, check_saved, play_episodes
+from .recipes import Agent, check_saved, play_episodes, recipes
 from .run_files import read_config, read_metrics, run_title
 from .watching import watched_run
 from ..parallel.ranks import Ranks
@@ -393,12 +393,26 @@ def outside(
     s: dict,  # settings
 ) -> list:  # of names
     "Return settings that reach outside of a run: modules, paths, clusters, large numbers"
+    usual = recipes().values()
+    calls = [
+        key
+        for key in ('env', 'wrappers', 'train_wrappers')
+        if all(s[key] != recipe.settings[key] for recipe in usual)
+    ]
     # together, because their sizes multiply
-    calls = [key for key in ('env', 'wrappers', 'train_wrappers') if s[key] != 'none']
     found = calls if reaches_outside(', '.join(s[key] for key in calls)) else []
     within = dict(engine='process', data='none', memory_path='none')
     found += [key for key, value in within.items() if s[key] != value]
-    largest = dict(envs=1024, n_step=1000, max_sz=10**7, threads=256, workers=16, shards=16)
+    largest = dict(
+        envs=256,
+        eval_episodes=100,
+        bs=10**5,
+        n_step=1000,
+        max_sz=10**7,
+        threads=256,
+        workers=16,
+        shards=16,
+    )
     return found + [key for key, most in largest.items() if s[key] > most]
 
 

@@ -159,9 +159,7 @@ class _Sorter:
             before = held[-1][-1:] if held else mine[:1]
             number, step = (np.r_[before[n], mine[n]] for n in ('episode_n', 'step_n'))
             ends = mine['terminated'] | mine['truncated']
-            new = (
-                (number[1:] != number[:-1]) | (step[1:] != step[:-1] + 1) | np.r_[False, ends[:-1]]
-            )
+            new = (np.diff(number) != 0) | (np.diff(step) != 1) | np.r_[False, ends[:-1]]
             new[0] &= bool(held)
             cuts = np.flatnonzero(new)
             for i, piece in enumerate(np.split(mine, cuts)):

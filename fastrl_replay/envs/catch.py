@@ -25,7 +25,7 @@ class Catch(gym.Env):
         self.scale = scale
         self.fruits = fruits
         self.speed = speed
-        side = as_integer('Catch', 'size * scale', size * scale, 1, 4096)
+        side = as_integer('Catch', 'size * scale', size * scale, 1, 512)
         self.observation_space = spaces.Box(0, 255, (side, side), np.uint8)
         self.action_space = spaces.Discrete(3)
 

@@ -531,9 +531,9 @@ def test_a_run_that_is_looked_at_can_be_evaluated(copy):
 @pytest.mark.parametrize('line', ['eval', 'train --resume'])
 def test_an_environment_that_is_not_that_of_the_model_is_refused(line, copy, capsys):
     "Before a network for it takes memory"
-    change(copy, wrappers='FrameStackObservation(400), FlattenObservation', steps=400)
+    change(copy, wrappers='FrameStackObservation(16), FlattenObservation', steps=400)
     said = says(capsys, *line.split(), copy)
-    assert 'the checkpoint has a different environment' in said and '(1600,)' in said
+    assert 'the checkpoint has a different environment' in said and '(64,)' in said
 
 
 def test_a_memory_on_disk_for_a_mixture_is_refused(tmp_path, monkeypatch):
