@@ -546,7 +546,7 @@ def memory_charts(seen, facts):
     p = p[p > 0]
     if len(p) and p.max() > 30 * p.min():
         charts.append(histogram('Priorities', 'log10 of the priority', np.log10(p), 30))
-    elif len(p) and p.max() > p.min():
+    elif len(p) and p.max() > 1.001 * p.min():
         charts.append(histogram('Priorities', 'priority', p, 30))
     if 'probability' in facts and np.ptp(facts['probability']):
         title = 'Mean sampling probability, times uniform'

@@ -221,6 +221,14 @@ def test_priorities_that_never_changed_are_remarked():
     assert any('was update_priorities called?' in t for t in texts(replay))
 
 
+def test_equal_priorities_may_differ_by_rounding():
+    "Bins of a histogram of them would have no width"
+    replay = PrioritizedReplay(bs=2, seed=0)
+    replay.add(rows_of(2))
+    replay.update_priorities([0, 1], np.array([0.3, 0.1 * 3]))
+    assert memory_sample(replay)['lead']
+
+
 @pytest.mark.parametrize('env', ['CartPole-v1', 'Taxi-v4'])
 def test_nothing_is_said_of_healthy_memories(env):
     replay = PrioritizedReplay(bs=32, max_sz=600, seed=0)
