@@ -59,14 +59,14 @@ sidebar = ' '.join(['index', *groups.values()]).split()
 words = {  # what people search for, where the page says it in other words
     'index': 'BibTeX; cite; citation',
     'install': 'pip; installation; setup; requirements; extras; CUDA; CPU wheel; versions',
-    'tutorials/your_own_loop': 'custom training loop; training loop; custom loss; CleanRL',
+    'tutorials/your_own_loop': 'own loop; training loop; custom loss; CleanRL; final_observation',
     'own_environment': 'custom environment; custom env; gym environment',
     'memories': 'buffer; replay buffer; buffer_size; capacity; ring buffer',
     'train': 'recipe; hyperparameters; Rainbow; DDPG; IQL; CQL',
-    'command_line': 'kill -9; SIGKILL; killed run; resume; tensorboard; live view; dashboard',
+    'command_line': 'killed run; resume; tensorboard; live view; dashboard',
     'tutorials/saving_and_loading': 'checkpoint; resume; save; load; save buffer; state_dict; '
     'load model; save model; checkpoint interval',
-    'tutorials/on_disk': 'disk; persist; memmap; crash; larger than RAM; out of memory',
+    'tutorials/on_disk': 'disk; memmap; crash; kill -9; SIGKILL; larger than RAM; out of memory',
     'tutorials/replay_from_pixels': 'frame stack; FrameStackObservation; images; Atari; '
     'Atari memory; ALE; Pong; Breakout; optimize_memory_usage',
     'tutorials/recurrent_agents': 'RNN; LSTM; GRU; hidden state; recurrent states; '
@@ -79,26 +79,26 @@ words = {  # what people search for, where the page says it in other words
     'tutorials/simulators': 'Isaac Lab; IsaacLab; Isaac Gym; ManiSkill; MuJoCo Playground; '
     'Brax; GPU simulator; batched environment',
     'tutorials/scaling_out': 'Ray; RLlib; cluster; several machines; lost machine; node failure; '
-    'distributed; multiprocessing; num_workers; Ape-X; APEX; Reverb; server; DDP; torchrun',
+    'several GPUs; multi-GPU; NCCL; distributed; num_workers; Ape-X; Reverb; DDP; torchrun',
     'tutorials/sizing': 'how many actors; simulation; throughput',
     'tutorials/your_own_sampler': 'custom sampler; own sampler; sampling strategy; Selector',
     'tutorials/callbacks': 'callback; early stopping; best model; record video; render; '
     'video of the best model; Weights & Biases',
     'tutorials/coming_from': 'batch_size; learning_starts; train_freq; gradient_steps; '
-    'buffer_size; TorchRL; TensorDictReplayBuffer; cpprb; Tianshou; Reverb; flashbax',
+    'ReplayBufferSamples; TorchRL; TensorDictReplayBuffer; cpprb; Tianshou; Reverb; flashbax',
     'sb3': 'SB3; Stable-Baselines3; replay_buffer_class',
     'how_fast': 'benchmark; performance; speed',
     'howto': 'beta schedule; late TD errors; rows as arrays',
     'faq': 'error; slow; troubleshooting; not learning; priorities not changing; memory grows; '
     'hangs; workers hang; runs differ',
     'replay/prioritized': 'PER; prioritized experience replay; importance sampling; '
-    'importance weights; beta schedule; beta annealing',
+    'importance sampling weights; beta schedule; beta annealing',
     'replay/sequences': 'burn_in; burn-in',
     'replay/hindsight': 'HER; hindsight experience replay',
-    'stages/nstep': 'multi-step; n-step',
+    'stages/nstep': 'multi-step; n-step; truncation; time limit',
     'all': 'API; api reference; classes; functions',
     'reference/prioritized_replay': 'update_priorities; PrioritizedReplayBuffer; '
-    'PrioritizedSampler',
+    'PrioritizedSampler; importance sampling weights',
     'reference/experience_replay': 'add_step; sample; ReplayBuffer; visualize; plot; inspect; '
     'visualize memory; html page',
     'reference/sequence_replay': 'SliceSampler; EpisodeReplayBuffer',
