@@ -74,20 +74,19 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
         self.memory = Timeline(self.buffer_size * n_envs, store, 'sb3.ReplayBuffer')
-        fields = {n: step_dtype(_ANY, _ANY)[n] for n in step_dtype(_ANY, _ANY).names}
-        fields['state'] = fields['next_state'] = self._observation_dtype()
+
+        def of_space(s, name):
+            return np.dtype((s.dtype, get_obs_shape(s))) if fields_of(s) is None else None
+
+        plain = step_dtype(_ANY, _ANY)
+        fields = {n: plain[n] for n in plain.names}
+        fields['state'] = fields['next_state'] = nested_dtype(observation_space, of_space)
         fields['action'] = np.dtype(
             (self._maybe_cast_dtype(action_space.dtype), (self.action_dim,))
         )
         self.row = np.dtype(list(fields.items()), align=True)
         self._begin()
         self._go_on()
-
-    def _observation_dtype(self):
-        def of_space(s, name):
-            return np.dtype((s.dtype, get_obs_shape(s))) if fields_of(s) is None else None
-
-        return nested_dtype(self.observation_space, of_space)
 
     def _begin(self):  # no episode is unfinished
         n = self.n_envs

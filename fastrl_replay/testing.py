@@ -139,11 +139,7 @@ def scripted_steps(
         spaces.Box(-np.inf, np.inf, np.shape(scripts[0]['states'][0]), np.float32),
         spaces.Discrete(3),
     )
-
-    def as_row(row):  # numpy needs tuples
-        return tuple(tuple(x) if isinstance(x, (list, np.ndarray)) else x for x in row)
-
-    return [Steps(np.array([as_row(stream[b]) for stream in streams], dt)) for b in range(n)]
+    return [Steps(np.array([stream[b] for stream in streams], dt)) for b in range(n)]
 
 # %% ../nbs/testing.ipynb #077c32ed
 def _rows(env_id, states, rewards, terminations, truncations):
@@ -243,8 +239,8 @@ def _check_continues(
 def _check_pickles(make, n):
     a = make(n)
     twin = pickle.loads(pickle.dumps(a))
-    x = list(islice(a, 12))
-    assert same(x, list(islice(twin, 12))), f'{a!r}: an unpickled copy yields different items'
+    alike = same(list(islice(a, 12)), list(islice(twin, 12)))
+    assert alike, f'{a!r}: an unpickled copy yields different items'
 
 # %% ../nbs/testing.ipynb #de1862a6
 def _check_ways(make, n):

@@ -70,7 +70,7 @@ def reaches_outside(
     "Return True if a setting names a module, or has arguments other than small numbers"
     room = 1e4  # wrappers multiply their sizes
     for call in read_calls('env', text):
-        most = dict(TimeLimit=10_000, FrameStackObservation=16).get(call.name, 64)
+        most = 10_000 if call.name == 'TimeLimit' else 64
         for value in [*call.args, *call.kwargs.values()]:
             if not (isinstance(value, (int, float)) and abs(value) <= most):
                 return True

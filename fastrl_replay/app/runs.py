@@ -403,10 +403,11 @@ def outside(
     found = calls if reaches_outside(', '.join(s[key] for key in calls)) else []
     within = dict(engine='process', data='none', memory_path='none')
     found += [key for key, value in within.items() if s[key] != value]
+    length = s['length'] if s['learner'] == 'r2d2' else 1
     largest = dict(
         envs=256,
         eval_episodes=100,
-        bs=10**5,
+        bs=2**15 / max(length, 1),
         n_step=1000,
         max_sz=10**7,
         threads=256,

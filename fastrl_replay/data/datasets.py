@@ -6,7 +6,7 @@
 __all__ = ['is_minari', 'read_minari', 'write_minari']
 
 # %% ../../nbs/data/datasets.ipynb #c546395b
-import shutil, warnings
+import json, shutil, warnings
 from inspect import signature
 from itertools import chain
 from pathlib import Path
@@ -104,6 +104,10 @@ def _named(name, infos):
             remedy=f'run minari download {name or "ID"}',
         )
     try:
+        facts = json.loads((place / 'data/metadata.json').read_text())
+        # without both, Minari makes the environment that the file describes, which can be any code
+        if {'observation_space', 'action_space'} - facts.keys():
+            raise ValueError('metadata.json lacks the spaces')
         return _Recordings(minari.load_dataset(name), infos)
     except Exception as e:
         raise ArgumentError(
@@ -164,13 +168,9 @@ class _Sorter:
             cuts = np.flatnonzero(new)
             for i, piece in enumerate(np.split(mine, cuts)):
                 if i:
-                    found.append(
-                        (
-                            at[cuts[i - 1] - bool(cuts[i - 1] and ends[cuts[i - 1] - 1])],
-                            env,
-                            self.whole(env),
-                        )
-                    )
+                    cut = cuts[i - 1]
+                    last = cut - bool(cut and ends[cut - 1])
+                    found.append((at[last], env, self.whole(env)))
                 if len(piece):
                     self.parts.setdefault(env, []).append(piece)
             if ends[-1]:

@@ -268,13 +268,11 @@ def _flatten(b):
     return list(columns.values()), tuple(columns)
 
 
-def _unflatten(values, names):
-    return Columns(zip(names, values))
-
-
 for cls in Steps, Sequences, Columns:
     if cls not in pytree.SUPPORTED_NODES:
-        pytree.register_pytree_node(cls, _flatten, _unflatten)
+        pytree.register_pytree_node(
+            cls, _flatten, lambda values, names: Columns(zip(names, values))
+        )
 
 # %% ../../nbs/data/interop.ipynb #8d55e7aa
 def _tensordict():

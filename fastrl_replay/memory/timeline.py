@@ -121,7 +121,7 @@ class Timeline:
 
     @property
     def given(self) -> int:
-        "Return the key from which on none was assigned"
+        "Return the next key that was never assigned"
         return self._parts[0].inserted if self._gave and self._parts else self._below
 
     def _next_base(self, place) -> int:
@@ -596,7 +596,7 @@ class Timeline:
         vars(self).update(_parts=parts, place=place, _same=None, _unsettled=unsettled)
 
     def settle(self):
-        "Make the place end where the prepared state was saved"
+        "Cut the files of the place to the end of the prepared state"
         if self._unsettled is None:
             return
         place = self.place

@@ -315,6 +315,7 @@ def test_recipes_stay_inside():
         check_saved(r.name, r.settings)
         found = outside(r.settings)
         assert bool(found) == (r.name == 'cartpole-offline'), r.name
+        assert 'bs' in outside(r.settings | dict(learner='r2d2', length=10**5))
     large = (
         'F([1])',
         'F(65)',

@@ -2,6 +2,7 @@
 
 With the real libraries: Minari, Arrow, Hugging Face, Stable-Baselines3."""
 
+import json
 import pickle
 import warnings
 from inspect import signature
@@ -250,6 +251,17 @@ def test_a_data_set_that_is_missing_or_damaged_is_named(tmp_path, capsys):
         path.write_bytes(path.read_bytes()[:100])
         with pytest.raises(ArgumentError, match="few-v0 cannot be read; got .*Remedy"):
             list(read_minari('pole/few-v0'))
+
+
+def test_a_data_set_without_its_spaces_is_not_loaded(tmp_path):
+    "Minari would call the function that its `env_spec` names"
+    recorded_pole()
+    (path,) = (tmp_path / 'minari').rglob('metadata.json')
+    facts = json.loads(path.read_text())
+    for name in 'observation_space', 'action_space':
+        path.write_text(json.dumps({k: v for k, v in facts.items() if k != name}))
+        with pytest.raises(ArgumentError, match='lacks the spaces'):
+            read_minari('pole/few-v0')
 
 
 @pytest.mark.parametrize('game', ['fastrl_replay/Catch-v0', 'fastrl_replay/BitFlip-v0'])
