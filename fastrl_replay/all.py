@@ -35,13 +35,7 @@ from .envs.stepper import GymStepper
 from .stages.nstep import NSkip, NStep
 from .stages.chunker import SequenceChunker
 from .stages.journal import Gather, Journal
-from fastrl_replay.stages.normalisation import (
-    Normalised,
-    RewardNorm,
-    ScaleRewards,
-    StateNorm,
-    UpdateNorms,
-)
+from .stages.norms import Normalized, RewardNorm, ScaleRewards, StateNorm, UpdateNorms
 from .learning.evaluation import evaluate
 
 import fastrl_replay.app.recipes  # noqa: F401 (registers environments and agents)
@@ -152,7 +146,7 @@ __all__ = [
     'Journal',
     'Episodes',
     'Offline',
-    'Normalised',
+    'Normalized',
     'RewardNorm',
     'ScaleRewards',
     'StateNorm',

@@ -19,8 +19,8 @@ from fastrl_replay.stages.nstep import NSkip
 from fastrl_replay.stages.chunker import SequenceChunker
 from fastrl_replay.stages.journal import Journal
 from fastrl_replay.stages.journal import Gather
-from fastrl_replay.stages.normalisation import UpdateNorms
-from fastrl_replay.stages.normalisation import ScaleRewards
+from fastrl_replay.stages.norms import UpdateNorms
+from fastrl_replay.stages.norms import ScaleRewards
 from fastrl_replay.replay.experience import ExperienceReplay
 from fastrl_replay.replay.hindsight import HindsightReplay
 from fastrl_replay.replay.prioritized import PrioritizedReplay

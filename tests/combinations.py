@@ -531,7 +531,7 @@ REFUSED = [  # when it is made
         use='sb3',
     ),
     Rule(
-        "relabelling needs the environment's compute_reward, "
+        "relabeling needs the environment's compute_reward, "
         "and Stable-Baselines3 passes its environment to HerReplayBuffer alone",
         'unexpected keyword',
         memory='hindsight',

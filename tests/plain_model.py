@@ -223,7 +223,7 @@ class Model:
         # as on disk after a crash
         self.cut = cut
         self.rows, self.told, self.batches, self.newest = {}, {}, 0, -1
-        self.compared = self.relabelled = 0
+        self.compared = self.relabeled = 0
         self.sees_rows = (
             False  # False: rows come in elsewhere, and are known by their names when they are drawn
         )
@@ -286,7 +286,7 @@ class Model:
         assert any((goal == observation(env, episode, t)['achieved_goal']).all() for t in later), (
             f'row {name_of(row)} has the goal {goal}'
         )
-        self.relabelled += 1
+        self.relabeled += 1
         state, after = (dict(row[k], desired_goal=goal) for k in ('state', 'next_state'))
         return dict(
             row,
@@ -354,7 +354,7 @@ class Model:
         if self.kind in ('proportional', 'rank', 'sequences'):
             assert self.compared
         if self.kind == 'hindsight':
-            assert self.relabelled
+            assert self.relabeled
 
 
 class MixedModel:

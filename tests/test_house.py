@@ -62,7 +62,7 @@ SURFACE = {
     'learning.policies': 'EpsGreedy GeometricSchedule LinearSchedule',
     'learning.continuous': 'BoxBounds Critics GaussianNoise SquashedGaussian actor_net squashed',
     'stages.journal': 'Gather Journal',
-    'stages.normalisation': 'Normalised RewardNorm ScaleRewards StateNorm UpdateNorms',
+    'stages.norms': 'Normalized RewardNorm ScaleRewards StateNorm UpdateNorms',
     'learning.evaluation': 'evaluate',
     'stages.recorded': 'Episodes',
     'app.offline': 'Offline',

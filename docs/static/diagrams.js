@@ -1,4 +1,4 @@
-// Draws the mermaid fences of a page in the colours of the page, and again when the reader changes between light and dark.
+// Draws the mermaid fences of a page in the colors of the page, and again when the reader changes between light and dark.
 const here = document.currentScript.src;
 const dark = () => document.body.dataset.theme == 'dark' ||
   document.body.dataset.theme != 'light' && matchMedia('(prefers-color-scheme: dark)').matches;

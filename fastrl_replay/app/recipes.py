@@ -24,7 +24,7 @@ from ..envs.stepper import GymStepper
 from ..learning.evaluation import play
 from ..learning.video import recording
 from ..stages.journal import Collected, Gather, Journal
-from ..stages.normalisation import RewardNorm, ScaleRewards, StateNorm, UpdateNorms
+from ..stages.norms import RewardNorm, ScaleRewards, StateNorm, UpdateNorms
 from ..learning.learners import LEARNERS
 from ..learning.registry import setting
 from ..steps.machine import device_of
@@ -176,7 +176,7 @@ class Agent:
         self.journal = self._here = steps = Journal(actors, *limits)
         if not several and not s['shards']:
             steps = Watched(steps, self.run)
-        if s['normalise_rewards']:
+        if s['normalize_rewards']:
             self.rewards = RewardNorm(s['gamma'])
         states = next((m for m in self.model.modules() if isinstance(m, StateNorm)), None)
         if states or self.rewards:
@@ -304,7 +304,7 @@ def _check(s):
             text = setting_text(s[key])[:40]
             raise SettingsError('recipe', f'setting {key!r}', text, f'from {low} to {high:_}')
     data = setting(s, 'data')
-    norms = dict(normalise_states=False, normalise_rewards=False)
+    norms = dict(normalize_states=False, normalize_rewards=False)
     if s['memory'] == 'none':
         nothing = 'with memory = none, which stores nothing'
         _only(s, nothing, memory_path='none', shards=0, data='none')

@@ -17,7 +17,7 @@ from ..steps.core import Steps, replay_of
 from ..steps.errors import ArgumentError, choice, number, as_integer
 from ..steps.row_dtypes import MASK
 from ..steps.states import anything, checked, integer
-from ..stages.normalisation import StateNorm
+from ..stages.norms import StateNorm
 from .checkpoints import check_part, load_part, saved_part
 
 # %% ../../nbs/learning/base.ipynb #e0232566

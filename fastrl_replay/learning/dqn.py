@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from ..steps.core import Steps
 from .base import Learner, allowed_next, check_discrete, discounts, full
-from .registry import Builder, builds, chosen, network_layers, normalised
+from .registry import Builder, builds, chosen, network_layers, normalized
 from .losses import check_shape, double_q_target, masked_values
 from ..pipe import stage
 from .networks import conv_net, value_net
@@ -101,7 +101,7 @@ class DQNBuilder(Builder):
     def model(self, s, observations, actions):
         images, hidden = network_layers(s['network'])
         net = (conv_net if images else value_net)(observations, actions, hidden, s['dueling'])
-        return normalised(s, observations, net)[0].to(s['device'])
+        return normalized(s, observations, net)[0].to(s['device'])
 
     def learner(self, batches, model, s):
         return batches.dqn(

@@ -16,7 +16,7 @@ from ..steps.nested import map_leaves
 from .base import Learner, allowed_next, check_discrete, full
 from .dqn import action_values
 from .settings import SettingsError, setting_text
-from .registry import Builder, builds, chosen, network_layers, normalised
+from .registry import Builder, builds, chosen, network_layers, normalized
 from .losses import masked_values, n_step_targets, rescale, unrescale
 from ..pipe import stage
 from .networks import RecurrentNet
@@ -128,7 +128,7 @@ class R2D2Builder(Builder):
                 'one size, that of the LSTM',
             )
         net = RecurrentNet(observations, actions, sizes[0], s['dueling'])
-        return normalised(s, observations, net)[0].to(s['device'])
+        return normalized(s, observations, net)[0].to(s['device'])
 
     def batches(self, steps, model, s):
         names = 'bs max_sz length burn_in overlap eta alpha beta state ratio warmup seed store'

@@ -21,7 +21,7 @@ from fastrl_replay.learning.continuous import (
 )
 from ..steps.core import Steps
 from .base import Learner, discounts, full
-from .registry import Builder, builds, chosen, network_layers, normalised
+from .registry import Builder, builds, chosen, network_layers, normalized
 from .losses import check_shape
 from ..pipe import stage
 
@@ -187,7 +187,7 @@ class SACBuilder(Builder):
     def model(self, s, observations, actions):
         _, hidden = network_layers(s['network'])
         actor = actor_net(observations, actions, hidden, self.spread)
-        nets = normalised(s, observations, actor, Critics(observations, actions, hidden))
+        nets = normalized(s, observations, actor, Critics(observations, actions, hidden))
         return ActorCritic(*nets, actions).to(s['device'])
 
     def policy(self, model, s, episodes):

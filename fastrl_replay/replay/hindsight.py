@@ -340,7 +340,7 @@ class Hindsight(Transitions):
         self._compared = True
 
     def batch(self, keys, weights) -> Steps:
-        "Return the rows with these keys, a fraction of them relabelled"
+        "Return the rows with these keys, a fraction of them relabeled"
         self._follow()
         batch = self.memory.batch(keys, weights)
         if not self._compared:

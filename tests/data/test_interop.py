@@ -263,7 +263,7 @@ def nested_dtype(**extra):
 
 
 def filled(dtype, *shape):
-    "Rows in which every number is different from its neighbours"
+    "Rows in which every number is different from its neighbors"
     block = Steps(np.zeros(shape, dtype))
     with torch.no_grad():
         for i, x in enumerate(pytree.tree_leaves(block)):

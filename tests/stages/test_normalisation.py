@@ -122,8 +122,8 @@ def sac_chain(n_step=1):
     env = pendulum()
     states, rewards = StateNorm(env.observation_space), RewardNorm(0.99)
     torch.manual_seed(0)
-    actor = Normalised(states, actor_net(env.observation_space, env.action_space, (8,), True))
-    critics = Normalised(states, Critics(env.observation_space, env.action_space, (8,)))
+    actor = Normalized(states, actor_net(env.observation_space, env.action_space, (8,), True))
+    critics = Normalized(states, Critics(env.observation_space, env.action_space, (8,)))
     steps = GymStepper(
         [pendulum] * 2, SquashedGaussian(actor, env.action_space, seed=1), seed=0
     ).update_norms(states, rewards)
@@ -168,7 +168,7 @@ def test_counting_in_a_worker_is_refused():
             next(iter(pipe))
 
 
-ON = dict(normalise_states=True, normalise_rewards=True)
+ON = dict(normalize_states=True, normalize_rewards=True)
 SMALL = {
     'cartpole': dict(steps=600, warmup=100, train_every=64),
     'pendulum-sac': dict(steps=150, warmup=50),
@@ -177,7 +177,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize('name', SMALL)
-def test_recipes_have_normalisation_as_settings(name):
+def test_recipes_have_normalization_as_settings(name):
     "Statistics of each step, the same after a restart, and none of evaluations"
     a, b = (Agent(recipe(name, **SMALL[name], **ON).settings) for _ in range(2))
     it = iter(a.pipe)
@@ -193,9 +193,9 @@ def test_recipes_have_normalisation_as_settings(name):
 
 
 @pytest.mark.parametrize('change', [dict(shards=2), dict(data='recordings')])
-def test_recipes_refuse_normalisation_where_steps_are_elsewhere(change):
-    with pytest.raises(SettingsError, match="setting 'normalise_states'"):
-        Agent(recipe('cartpole', normalise_states=True, **change).settings)
+def test_recipes_refuse_normalization_where_steps_are_elsewhere(change):
+    with pytest.raises(SettingsError, match="setting 'normalize_states'"):
+        Agent(recipe('cartpole', normalize_states=True, **change).settings)
 
 
 def reward_rows(envs, ended):

@@ -454,7 +454,7 @@ def test_rows_must_be_a_structured_array(rows):
 
 
 @pytest.mark.parametrize('where', [lambda steps: steps, elsewhere], ids=['rows', 'bytes'])
-def test_unknown_columns_are_named_with_a_neighbour(where):
+def test_unknown_columns_are_named_with_a_neighbor(where):
     steps = where(block(2))
     with pytest.raises(AttributeError, match="no column 'rewrd', did you mean 'reward'"):
         steps.rewrd
