@@ -58,7 +58,7 @@ class TD3Learner(ActorCriticLearner):
     follow_every = 'actor_every'
 
     smoothing: float = 0.2  # standard deviation of the noise in targets, for bounds -1 and 1
-    most: float = 0.5  # limit of this noise
+    noise_clip: float = 0.5  # largest absolute value of this noise
     actor_every: int = 2  # critic updates for each update of the actor and the target networks
     max_norm: float = math.inf  # gradients are scaled down to this norm
     optimizer: object = None  # a function parameters → optimizer; None: Adam
@@ -68,7 +68,7 @@ class TD3Learner(ActorCriticLearner):
         kind = next(self.actor.parameters()).dtype
         shape = len(batch), self.bounds.size
         noise = torch.randn(shape, generator=self.generator, dtype=kind).to(self.device)
-        noise = (noise * self.smoothing).clamp(-self.most, self.most)
+        noise = (noise * self.smoothing).clamp(-self.noise_clip, self.noise_clip)
         slow = self.targets['target_actor']
         errors = td3_errors(self.critics, self.target, slow, batch, self.gamma, noise, self.bounds)
         q, goal = map(full, errors)
@@ -85,7 +85,7 @@ class TD3Builder(SACBuilder):
 
     spread = False
     learns = TD3Learner
-    passed = 'gamma', 'lr', 'tau', 'smoothing', 'most', 'actor_every', 'seed'
+    passed = 'gamma', 'lr', 'tau', 'smoothing', 'noise_clip', 'actor_every', 'seed'
 
     def policy(self, model, s, episodes):
         return GaussianNoise(

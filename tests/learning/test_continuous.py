@@ -417,7 +417,7 @@ settings_of_td3 = st.fixed_dictionaries(
         max_norm=st.sampled_from([0.05, 1.0, inf]),
         lr=st.sampled_from([1e-2, 0.0, LinearSchedule(0.05, 0.01, 3)]),
         smoothing=st.sampled_from([0.0, 0.2, 3.0]),
-        most=st.sampled_from([0.0, 0.5, 9.0]),
+        noise_clip=st.sampled_from([0.0, 0.5, 9.0]),
         actor_every=st.integers(1, 3),
     )
 )
@@ -434,7 +434,7 @@ def test_td3_learns_row_by_row(columns, settings, n, seed):
     for k in range(5):
         rows = steering(n, seed + k, **columns)
         noise = torch.randn(n, 2, generator=numbers, dtype=torch.float64) * settings['smoothing']
-        noise = noise.clip(-settings['most'], settings['most'])
+        noise = noise.clip(-settings['noise_clip'], settings['noise_clip'])
         before = rows.copy()
         record = learner.learn(Steps(rows))
         expected = plain.learn(rows, settings['gamma'], noise, settings['actor_every'])
