@@ -273,8 +273,8 @@ class Service(OwnSteps):
             ) from None
         if self._first_keys.setdefault(rank, first_key) != first_key:
             self._first_keys[rank] = first_key
-            text = f'shard {rank} of {self.shards} was restarted, and its rows are lost'
-            remedy = 'serve a store with a path, whose rows are not lost'
+            text = f'shard {rank} of {self.shards} was restarted; its rows in RAM are lost'
+            remedy = 'serve a store with a path, whose rows are kept'
             warnings.warn(problem(self.name, text, remedy=remedy), RuntimeWarning, stacklevel=3)
         if isinstance(result, Exception):
             raise result

@@ -220,7 +220,7 @@ def test_lost_rows_are_told(local):
         assert new.min() > old.max()
         assert len(a) == 8
     assert sum('restarted' in str(w.message) for w in told) == 1
-    with pytest.warns(RuntimeWarning, match='its rows are lost'):
+    with pytest.warns(RuntimeWarning, match='its rows in RAM are lost'):
         b.stats()
     a.update_priorities(old, np.ones(4))
     assert a.stats()['stale'] == 4
