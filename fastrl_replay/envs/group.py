@@ -187,7 +187,7 @@ class EnvGroup:
             standing=pack(Steps(self.standing)),
             slots=[slot.state_dict() for slot in self.slots],
             acting=self.acting.state_dict(),
-            info=encode(self.infos.states),
+            info=encode([self.infos.states, self.infos.rows]),
         )
 
     def load_state_dict(self, state):
@@ -203,7 +203,8 @@ class EnvGroup:
         self.standing[:] = unpack(state['standing']).rows
         for slot, own in zip(self.slots, state['slots'], strict=True):
             slot.load_state_dict(own, self.seed)
-        self.infos.states = decode(state['info'])
+        # the columns are known, even if the next step only resets
+        self.infos.states, self.infos.rows = decode(state['info'])
         self.noted = True
 
 # %% ../../nbs/envs/group.ipynb #0d68238b
