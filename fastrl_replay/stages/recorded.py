@@ -93,13 +93,13 @@ def _of_arrow(column):
     inner = _of_arrow(column.flatten())
     n = len(column)
     lengths = (
-        {len(inner) // n}
+        {column.type.list_size}
         if hasattr(column.type, 'list_size')
         else set(np.unique(column.value_lengths()).tolist())
     )
     if n and (len(lengths) != 1 or isinstance(inner, dict)):
         raise ValueError(f'lists of lengths {sorted(lengths)}')
-    return inner.reshape(n, -1, *inner.shape[1:])
+    return inner.reshape(n, *lengths, *inner.shape[1:])  # raises if a list is null
 
 # %% ../../nbs/stages/recorded.ipynb #640fe22d
 NAMES = dict(
