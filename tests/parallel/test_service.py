@@ -234,7 +234,7 @@ def test_a_shard_with_a_path_has_its_rows_after_a_restart(local, tmp_path):
     a.add(block(0))
     part.close()
     local.restart('m/0')
-    with pytest.warns(RuntimeWarning, match='whose rows are not lost'):
+    with pytest.warns(RuntimeWarning, match='whose rows are kept'):
         a.add(block(4))
     rows = local.actors['m/0'].replay.memory[:].rows
     assert rows['reward'].tolist() == [*range(8)]
