@@ -33,7 +33,7 @@ CONSTANTS = [  # what a page may type, by the kind of number it is
     # settings: how long, how much, how often, as the code says
     r'every two seconds',
     r'has five seconds|at most five seconds',
-    r'is given five seconds',
+    r'is killed after five seconds',
     r'at most 128 MB',
     r'16 KB of what many',
     r'reads? 64 MB|64 MB (?:were|are) read',
@@ -41,8 +41,8 @@ CONSTANTS = [  # what a page may type, by the kind of number it is
     r'holds the GIL for 5 ms',
     r'longer than five seconds',
     # sizes that follow from shapes and dtypes, and the system's defaults
-    r'a million fill 56 GB|are 56 GB|whole rows take 56 GB|rows of 56 KB|takes 29 MB|is 14 MB'
-    r'|copies 14 MB|that is 80 MB',
+    r'a million fill 56 GB|are 56 GB|whole rows (?:would )?take 56 GB|rows of 56 KB|takes 29 MB'
+    r'|is 14 MB|copies 14 MB|that is 80 MB',
     r'8 MB ahead|; 128 KB is usual|reads ahead, 128 KB',
     r'24 bytes a row|twelve bytes a row|four bytes a number',
     r'52\.5 %',
@@ -50,7 +50,7 @@ CONSTANTS = [  # what a page may type, by the kind of number it is
     r'1,000 steps a second|needs 20 ms|500 steps a second|in 10 ms|differ: 5 ms'
     r'|20 ms for an update',
     r'a learner of 20 ms|12\.5 MB of gradients|take 10 ms to go'
-    r'|of two takes 30 ms|an hour for six minutes',
+    r'|an update takes 30 ms|an hour for six minutes',
     r'that wait 5 ms|: 5 ms a step|20 ms an update|7 MB of gradients|1,000 hours|reach 85 %',
     r'drawn three times as often',
     r'frames is four times as large',
