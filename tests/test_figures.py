@@ -41,7 +41,7 @@ CONSTANTS = [  # what a page may type, by the kind of number it is
     r'holds the GIL for 5 ms',
     r'longer than five seconds',
     # sizes that follow from shapes and dtypes, and the system's defaults
-    r'a million fill 56 GB|are 56 GB|whole rows (?:would )?take 56 GB|rows of 56 KB|takes 29 MB'
+    r'a million fill 56 GB|are 56 GB|takes? 56 GB|rows of 56 KB|takes 29 MB'
     r'|is 14 MB|copies 14 MB|that is 80 MB',
     r'8 MB ahead|; 128 KB is usual|reads ahead, 128 KB',
     r'24 bytes a row|twelve bytes a row|four bytes a number',
@@ -51,7 +51,7 @@ CONSTANTS = [  # what a page may type, by the kind of number it is
     r'|20 ms for an update',
     r'a learner of 20 ms|12\.5 MB of gradients|take 10 ms to go'
     r'|an update takes 30 ms|an hour for six minutes',
-    r'that wait 5 ms|: 5 ms a step|20 ms an update|7 MB of gradients|1,000 hours|reach 85 %',
+    r'waits? 5 ms|: 5 ms a step|20 ms an update|7 MB of gradients|1,000 hours|reach 85 %',
     r'drawn three times as often',
     r'frames is four times as large',
     r'at position 2 % 3',
