@@ -394,13 +394,13 @@ def outside(
 ) -> list:  # of names
     "Return settings that reach outside of a run: modules, paths, clusters, large numbers"
     usual = recipes().values()
-    calls = [
+    unusual = [
         key
         for key in ('env', 'wrappers', 'train_wrappers')
         if all(s[key] != recipe.settings[key] for recipe in usual)
     ]
     # together, because their sizes multiply
-    found = calls if reaches_outside(', '.join(s[key] for key in calls)) else []
+    found = unusual if reaches_outside(', '.join(s[key] for key in unusual)) else []
     within = dict(engine='process', data='none', memory_path='none')
     found += [key for key, value in within.items() if s[key] != value]
     length = s['length'] if s['learner'] == 'r2d2' else 1
