@@ -131,7 +131,7 @@ if repository:
         source_repository=repository, source_branch='main', source_directory='nbs/'
     )
 html_static_path = ['static']
-html_css_files, html_js_files = ['site.css'], ['diagrams.js', 'pages.js']
+html_css_files, html_js_files = ['site.css'], ['pages.js']
 html_favicon = 'static/favicon.svg'
 copybutton_image_svg = '<span>Copy</span>'
 suppress_warnings = ['toc.not_included']  # source notebooks

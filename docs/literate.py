@@ -23,8 +23,7 @@ from fastcore.docments import docments
 from fastrl_replay.learning import settings
 from fastrl_replay.pipe import Pipe
 from fastrl_replay.steps import errors
-from make import fetch
-from pygments.lexers.special import TextLexer
+from make import mathjax
 from readme import split_directives
 from reference import members
 from sphinx import addnodes
@@ -183,7 +182,7 @@ def read_page(app, page, content):
 def typesetter():
     "Return a function that makes an SVG of a formula in TeX: MathJax, without a browser."
     engine = quickjs.Context()
-    for script in fetch('mathjax.js'), Path(__file__).parent / 'formulas.js':
+    for script in mathjax(), Path(__file__).parent / 'formulas.js':
         engine.eval(script.read_text(encoding='utf-8'))
     return engine.eval('svg')
 
@@ -313,6 +312,7 @@ class Site(StandaloneHTMLBuilder):
 
 
 def setup(app):
+    del type(Pipe).__dir__  # it hides members from `help`, and autodoc looks for all
     for name in 'groups', 'sidebar', 'words', 'repository':
         app.add_config_value(name, None, 'env')
     app.connect('source-read', read_page)
@@ -323,5 +323,4 @@ def setup(app):
     app.connect('html-page-context', add_breadcrumbs)
     app.add_builder(Site, override=True)
     app.add_html_math_renderer('svg', (show_formula, None), (show_formula, None))
-    app.add_lexer('mermaid', TextLexer)  # static/diagrams.js draws them
     return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)

@@ -1,7 +1,7 @@
 """Build the site from the notebooks: `python docs/make.py [FOLDER]`, _docs by default.
 
 It is static and complete: open FOLDER/index.html, without a server or internet. Only the build
-fetches something: two scripts from the npm registry, checked by their hash and kept in ~/.cache."""
+fetches something: MathJax from the npm registry, checked by its hash and kept in ~/.cache."""
 
 import hashlib, io, os, re, shutil, sys, tarfile, tempfile, urllib.request
 from base64 import b64decode
@@ -9,40 +9,27 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-SCRIPTS = {  # files of an npm package each: equations and diagrams
-    'mathjax.js': (
-        'mathjax/-/mathjax-3.2.2.tgz',
-        'es5/loader.js es5/core.js es5/adaptors/liteDOM.js es5/input/tex.js es5/output/svg.js '
-        'es5/output/svg/fonts/tex.js',
-        'Bt+SSVU8eBG27zChVewOicYs7Xsdt40qm4+UpHyX7k0/O9NliPc+x77k1/FEsPsjKPZGJvtRZM1vO+geW0OhGw==',
-    ),
-    'mermaid.tiny.js': (
-        '@mermaid-js/tiny/-/tiny-12.0.0.tgz',
-        'dist/mermaid.tiny.js',
-        'ZW9YXy+3tSLPscBT+NnQO0K0qYH7BGES5nExl6Snoygey7xd2N0cO7Nq30N5k/u7gIeYoCrldyVy+VTCMWrNDQ==',
-    ),
-}
+MATHJAX = 'https://registry.npmjs.org/mathjax/-/mathjax-3.2.2.tgz'  # sets equations
+SCRIPTS = (
+    'es5/loader.js es5/core.js es5/adaptors/liteDOM.js es5/input/tex.js es5/output/svg.js '
+    'es5/output/svg/fonts/tex.js'
+)
+SHA512 = 'Bt+SSVU8eBG27zChVewOicYs7Xsdt40qm4+UpHyX7k0/O9NliPc+x77k1/FEsPsjKPZGJvtRZM1vO+geW0OhGw=='
 
 
-def fetch(name):
-    "The script `name` of SCRIPTS, from the cache or the registry."
-    package, members, sha512 = SCRIPTS[name]
-    kept = (
-        Path(os.environ.get('XDG_CACHE_HOME', Path.home() / '.cache'))
-        / 'fastrl_replay_docs'
-        / package.split('/')[-1]
-        / name
-    )
+def mathjax():
+    "Return the scripts of MathJax as one file, from the cache or the registry."
+    cache = Path(os.environ.get('XDG_CACHE_HOME', Path.home() / '.cache'))
+    kept = cache / 'fastrl_replay_docs' / MATHJAX.split('/')[-1] / 'mathjax.js'
     if not kept.exists():
-        url = f'https://registry.npmjs.org/{package}'
-        archive = urllib.request.urlopen(url, timeout=60).read()
-        if hashlib.sha512(archive).digest() != b64decode(sha512):
-            sys.exit(f'{url} is not what it was when its hash was noted in {__file__}')
+        archive = urllib.request.urlopen(MATHJAX, timeout=60).read()
+        if hashlib.sha512(archive).digest() != b64decode(SHA512):
+            sys.exit(f'{MATHJAX} is not what it was when its hash was noted in {__file__}')
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            script = b'\n'.join(tar.extractfile(f'package/{m}').read() for m in members.split())
+            files = [tar.extractfile(f'package/{name}').read() for name in SCRIPTS.split()]
         part = kept.with_suffix(f'.{os.getpid()}')
-        part.write_bytes(script)
+        part.write_bytes(b'\n'.join(files))
         part.replace(kept)
     return kept
 
@@ -90,7 +77,6 @@ def build(out):
             ]
         ):
             sys.exit('the site has faults: see the warnings above')
-        shutil.copy(fetch('mermaid.tiny.js'), f'{tmp}/site/_static')
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(f'{tmp}/site', out)
 

@@ -7,14 +7,9 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import fastrl_replay.all as everything
+from fastrl_replay.pipe import HOOKS
 
 BASES = 'Replay', 'Learner'  # not in `all`, but users call their methods
-HOOKS = set(  # for writers of stages and samplers, who read the bases
-    'snapshot restore check_state check_remote checked_states blocks data_ended in_worker has_envs '
-    'drawn_from journals rewind due_batches too_few needed sample_weighted drawable ask_shards '
-    'order_draws facts totals unit step_rows has_source keys_now check_errors check_feedback kept '
-    'attach forget fresh reseed added mass arithmetic compute_with feedback over news'.split()
-)
 
 
 class Lessons:

@@ -82,7 +82,7 @@ def stub():
             lines += [f'class {name}(NamedTuple):', *fields]
         elif inspect.isclass(value):
             lines += class_lines(value)
-        else:
+        elif callable(value):
             lines.append(f'{function(name, value)} ...')
     return '\n'.join(lines) + '\n'
 

@@ -2398,6 +2398,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastrl_replay.pipe.Positioned._start': ('pipe.html#positioned._start', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.Positioned.restore': ('pipe.html#positioned.restore', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe.WorkerInfo': ('pipe.html#workerinfo', 'fastrl_replay/pipe.py'),
+                                    'fastrl_replay.pipe._ShortHelp': ('pipe.html#_shorthelp', 'fastrl_replay/pipe.py'),
+                                    'fastrl_replay.pipe._ShortHelp.__dir__': ('pipe.html#_shorthelp.__dir__', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe._no_collate': ('pipe.html#_no_collate', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe._one_at_a_time': ('pipe.html#_one_at_a_time', 'fastrl_replay/pipe.py'),
                                     'fastrl_replay.pipe._pipe_above': ('pipe.html#_pipe_above', 'fastrl_replay/pipe.py'),

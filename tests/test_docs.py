@@ -185,5 +185,5 @@ def test_a_script_with_another_hash_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     monkeypatch.setattr(make.urllib.request, 'urlopen', lambda url, timeout: io.BytesIO(b'else'))
     with pytest.raises(SystemExit, match='hash was noted'):
-        make.fetch('mathjax.js')
+        make.mathjax()
     assert not list(tmp_path.rglob('*.js'))

@@ -5,6 +5,8 @@ Registering stages, saving and continuing at every item, pickling, opening and c
 import gc
 import inspect
 import pickle
+import pydoc
+import re
 import weakref
 from itertools import islice
 
@@ -61,6 +63,15 @@ def test_chained_methods_look_like_their_stage():
         assert [*inspect.signature(method).parameters.values()][1:] == params
         assert inspect.signature(method).return_annotation is method.stage
         assert method.__name__ == name and method.__doc__ == method.stage.__doc__
+
+
+@pytest.mark.parametrize('cls', [ExperienceReplay, SequenceReplay, GymStepper, DQNLearner])
+def test_help_of_a_stage_is_short_and_explains_its_parameters(cls):
+    text = pydoc.plain(pydoc.render_doc(cls))
+    assert text.count('\n') < 110 and 'state_dict(self)' in text
+    assert not re.search('#[|]|n_step\\(self|__class_getitem__|check_state', text)
+    for name in [*inspect.signature(cls).parameters]:
+        assert re.search(f'^ [|] +{name}: .', text, re.M), name
 
 
 @pytest.fixture

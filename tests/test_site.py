@@ -181,15 +181,12 @@ def test_backticks_lead_to_the_api(pages):
 
 
 def show(browser, url, width, theme='light'):
-    "Open a page in a window of that width, and wait until its diagrams are drawn."
+    "Open a page in a window of that width."
     size = dict(width=width, height=900, deviceScaleFactor=1, mobile=False)
     browser.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', size)
     features = [dict(name='prefers-color-scheme', value=theme)]
     browser.execute_cdp_cmd('Emulation.setEmulatedMedia', dict(features=features))
     browser.get(url)
-    drawn = """return document.readyState == 'complete'
-        && !document.querySelector('.highlight-mermaid, .mermaid:not([data-processed])')"""
-    WebDriverWait(browser, 30).until(lambda b: b.execute_script(drawn))
 
 
 FACTS = """
@@ -205,16 +202,13 @@ FACTS = """
         .map(e => e.outerHTML.slice(0, 150)),
       equations: document.querySelectorAll('.math').length,
       drawn: all('.math svg').filter(e => box(e).width && box(e).height).length,
-      errors: all('[data-mjx-error], .mermaid .error-icon').length,
-      diagrams: document.querySelectorAll('.mermaid').length,
-      pictured: all('.mermaid svg').filter(e => box(e).height > 20 && e.querySelector('.node'))
-        .length,
+      errors: all('[data-mjx-error]').length,
       broken: [...document.images].filter(i => !i.naturalWidth).map(i => i.src)}"""
 
 
 @pytest.mark.parametrize('name', [*sidebar, *SOURCES, 'genindex', 'search'])
 def test_page_in_the_browser(site, browser, name):
-    """No console errors; equations and diagrams are drawn, in light and dark.
+    """No console errors; equations are drawn, in light and dark.
 
     Nothing sticks out on a phone or a screen. Source notebooks are opened on a phone only."""
     for width, theme in (1400, 'light'), (400, 'dark'):
@@ -226,14 +220,11 @@ def test_page_in_the_browser(site, browser, name):
         facts = browser.execute_script(FACTS)
         assert facts['wide'] <= width and not facts['out'], (width, facts)
         assert facts['drawn'] >= facts['equations'] and not facts['errors'], facts
-        assert facts['pictured'] == facts['diagrams'], facts
         assert not facts['broken'], facts
 
 
 def test_there_is_something_to_draw(site, browser):
-    "The checks above would pass a site that lost its equations and diagrams."
-    show(browser, f'file://{site}/first_training.html', 1400)
-    assert browser.execute_script(FACTS)['pictured']
+    "The checks above would pass a site that lost its equations."
     show(browser, f'file://{site}/learning/losses.html', 1400)
     assert browser.execute_script(FACTS)['drawn'] >= 10
 

@@ -2,7 +2,7 @@
 addEventListener('click', ({target}) => target.matches?.('div.cell_output img') && target.classList.toggle('large'));
 
 // The edge of a box fades where it can be scrolled.
-const boxes = 'article pre, div.cell_output, article .table-wrapper, .mermaid, div.math';
+const boxes = 'article pre, div.cell_output, article .table-wrapper, div.math';
 const fade = box => box.classList.toggle('more', box.scrollLeft + box.clientWidth < box.scrollWidth - 2);
 const fadeAll = () => document.querySelectorAll(boxes).forEach(fade);
 addEventListener('load', fadeAll);

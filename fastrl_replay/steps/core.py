@@ -8,6 +8,7 @@ __all__ = ['Steps', 'column_of_rows', 'column_of_bytes', 'plain_columns', 'steps
 
 # %% ../../nbs/steps/core.ipynb #6b42f5ec
 from collections.abc import Iterator
+from typing import Any
 import numpy as np, torch
 from gymnasium.spaces import Discrete
 from torch import from_numpy
@@ -35,6 +36,14 @@ class Steps:
     "Block of environment steps, one row for each step; its columns are tensors that share memory"
 
     __slots__ = ('_rows', '_block', '_dtype', '_replay', '_plain', '__weakref__')
+
+    # for editors: the columns of `step_dtype`; those of spaces can be nested
+    state: Any
+    action: Any
+    reward: torch.Tensor
+    next_state: Any
+    terminated: torch.Tensor
+    truncated: torch.Tensor
 
     def __init__(
         self,
