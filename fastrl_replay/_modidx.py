@@ -512,6 +512,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                 'fastrl_replay/envs/stepper.py'),
                                             'fastrl_replay.envs.stepper.GymTypeTransform': ( 'envs/stepper.html#gymtypetransform',
                                                                                              'fastrl_replay/envs/stepper.py'),
+                                            'fastrl_replay.envs.stepper.check_gymnasium': ( 'envs/stepper.html#check_gymnasium',
+                                                                                            'fastrl_replay/envs/stepper.py'),
                                             'fastrl_replay.envs.stepper.open_envs': ( 'envs/stepper.html#open_envs',
                                                                                       'fastrl_replay/envs/stepper.py')},
             'fastrl_replay.generic': { 'fastrl_replay.generic.Cycler': ('generic.html#cycler', 'fastrl_replay/generic.py'),

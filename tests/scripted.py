@@ -4,7 +4,7 @@ import importlib, pkgutil
 from importlib.util import find_spec
 from itertools import islice
 
-import gymnasium as gym, numpy as np, torch
+import gymnasium as gym, numpy as np, pytest, torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 import fastrl_replay
@@ -14,6 +14,9 @@ from fastrl_replay.steps.row_dtypes import extend_dtype, leaves
 from fastrl_replay.testing import through_file
 
 MODES = 'NextStep', 'SameStep', 'Disabled'
+needs_modes = pytest.mark.skipif(
+    not hasattr(gym.vector, 'AutoresetMode'), reason='gymnasium before 1.1 has no autoreset modes'
+)
 
 
 def take(pipe, n):

@@ -136,7 +136,7 @@ class Agent:
         if spaces and spaces != self.spaces:
             what = f'env: the checkpoint has a different environment than {s["env"]}'
             raise SettingsError('recipe', what, f'{self.spaces}', f'{spaces}')
-        self.agents = getattr(env, 'num_envs', 1)  # of each environment
+        self.agents = getattr(env.unwrapped, 'num_envs', 1)  # of each environment
         # the mean return that counts as solved; None: there is none
         self.solved = getattr(env.spec, 'reward_threshold', None)
         if s['solved'] != 'threshold':

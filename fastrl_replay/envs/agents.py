@@ -15,9 +15,9 @@ def is_parallel(
     x,  # any object
 ) -> bool:
     "Return True if it has the interface of PettingZoo's `ParallelEnv`"
-    if isinstance(x, type) or hasattr(x, 'agent_iter'):
-        return False
-    return callable(getattr(x, 'observation_space', None))  # a method that takes an agent's name
+    # there it is a method that takes an agent's name
+    is_method = callable(getattr(x, 'observation_space', None))
+    return is_method and not isinstance(x, type) and not hasattr(x, 'agent_iter')
 
 
 def as_agents(

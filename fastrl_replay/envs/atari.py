@@ -7,7 +7,6 @@ __all__ = ['register_games', 'atari', 'EpisodicLife']
 
 # %% ../../nbs/envs/atari.ipynb #193ef698
 import gymnasium as gym
-from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, StickyAction
 from ..steps.errors import not_installed
 
 # %% ../../nbs/envs/atari.ipynb #27e10c07
@@ -31,6 +30,9 @@ def atari(
     sticky: float = 0.0,  # probability of repeating the previous action (sticky actions)
 ) -> gym.Env:
     "Wrap an Atari game in the usual preprocessing: observations are [stack, size, size], gray"
+    # gymnasium 0.29 does not have all of them
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, StickyAction
+
     if sticky:
         env = StickyAction(env, sticky)
     return FrameStackObservation(AtariPreprocessing(env, noops, skip, size), stack)

@@ -9,7 +9,6 @@ __all__ = ['RUNNING', 'ENDED', 'READY', 'ABSENT', 'COUNTED', 'SLOT', 'count_step
 # %% ../../nbs/envs/slots.ipynb #22d9025a
 from dataclasses import dataclass
 import numpy as np
-from gymnasium.vector import AutoresetMode
 from .checks import write_answer, write_exactly
 from .envstate import Opaque, decode, encode
 from .infos import of_env
@@ -161,14 +160,21 @@ class SingleSlot(Slot):
             infos.step(at, info)
 
 # %% ../../nbs/envs/slots.ipynb #2cad40d8
-_MODES = {name: m for m in AutoresetMode for name in (m.name.lower(), m.value)}
+_MODES = dict(
+    next_step='next_step',
+    NextStep='next_step',
+    same_step='same_step',
+    SameStep='same_step',
+    disabled='disabled',
+    Disabled='disabled',
+)
 
 
 def as_mode(x, who='GymStepper'):
-    "Convert a name, such as 'same_step' or 'SameStep', to an autoreset mode; None stays None"
-    if x is None or isinstance(x, AutoresetMode):
+    "Return 'next_step', 'same_step' or 'disabled' for any name of a mode; None stays None"
+    if x is None:
         return x
-    return _MODES[choice(who, 'autoreset_mode', x, _MODES)]
+    return _MODES[choice(who, 'autoreset_mode', getattr(x, 'value', x), _MODES)]
 
 # %% ../../nbs/envs/slots.ipynb #8e3847c5
 @dataclass
@@ -178,7 +184,9 @@ class VectorSlot(Slot):
     mode: object = None  # how it resets, if its metadata does not tell
 
     def __post_init__(self):
-        own = as_mode(self.env.metadata.get('autoreset_mode'))
+        # before gymnasium 1.4, vectors of one class share their metadata
+        own = self.env.metadata.get('autoreset_mode')
+        own = as_mode(vars(self.env).get('autoreset_mode', own))
         modes = {as_mode(self.mode), own} - {None}
         if len(modes) != 1:
             raise ArgumentError(
@@ -189,7 +197,7 @@ class VectorSlot(Slot):
                 "pass autoreset_mode='next_step', 'same_step' or 'disabled', or set the metadata",
             )
         self.mode = modes.pop()
-        self.kind = self.mode.value
+        self.kind = self.mode
 
     def reset(self, infos):
         "Reset all at first, later those whose episode is over if they do not reset themselves"
@@ -197,10 +205,10 @@ class VectorSlot(Slot):
         if flags[0] == ABSENT:
             how = dict(seed=self.seed)
             self.seed = None
-        elif self.mode == AutoresetMode.DISABLED and ENDED in flags:
+        elif self.mode == 'disabled' and ENDED in flags:
             how = dict(options={'reset_mask': flags == ENDED})
         else:
-            if self.mode == AutoresetMode.SAME_STEP:
+            if self.mode == 'same_step':
                 flags[flags == ENDED] = READY
             return
         over = flags % 2 == 1
@@ -220,7 +228,7 @@ class VectorSlot(Slot):
         obs, reward, terminated, truncated, info = self.env.step(actions)
         write_answer(rows, obs, reward, terminated, truncated)
         self.state[...] = rows['next_state']
-        same = self.mode == AutoresetMode.SAME_STEP
+        same = self.mode == 'same_step'
         if same or 'final_obs' in info:
             over = rows['terminated'] | rows['truncated']
             for i in np.flatnonzero(over):

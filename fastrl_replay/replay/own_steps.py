@@ -14,7 +14,6 @@ from threading import RLock
 import warnings
 import numpy as np, torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from ..pipe import Pipe
 from ..steps.compiled import bytes_at, memmove, njit
 from ..steps.core import Steps, pack
@@ -237,7 +236,7 @@ class StepRows:
     ) -> np.ndarray:  # the rows, valid until the next call; resets are left out
         "Make the rows of a step; they count once `done` is called"
         mode = as_mode(mode, who=self.who)
-        in_next_step = mode == AutoresetMode.NEXT_STEP
+        in_next_step = mode == 'next_step'
         self._write(values)
         rows = self.rows
         if type(env_id) is not int or self._of != env_id:
@@ -264,7 +263,7 @@ class StepRows:
                 'it may be the reset after an episode whose end was lost in an error',
                 'if a step raises an error, pass it again before the next step',
             )
-        resets_itself = final_obs is not None or mode == AutoresetMode.SAME_STEP
+        resets_itself = final_obs is not None or mode == 'same_step'
         if mode is None and final_obs is None and outcome & ENDED and self._n is not None:
             raise self._undeclared()
         if outcome & AFTER_END and not resets_itself:
@@ -611,7 +610,7 @@ _PLAIN = {
     'f': (float, int, np.float32),
     'd': (float, int),
     'l': (int, np.int64),
-    'i': (int, np.int32),
+    'i': (np.int32,),  # numpy before 2.0 would write an `int` that does not fit
     '?': (bool, np.bool_),
 }
 

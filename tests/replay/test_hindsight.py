@@ -16,7 +16,7 @@ from fastrl_replay.app.recipes import Agent, make_env, play_episodes
 from fastrl_replay.pipe import WorkerInfo
 from fastrl_replay.replay.hindsight import STRATEGIES
 from fastrl_replay.testing import same, through_file
-from scripted import everything, take
+from scripted import everything, needs_modes, take
 from strategies import cases
 
 
@@ -164,7 +164,7 @@ def test_every_goal_is_as_likely(strategy, ragged):
 # ---- who says what a goal is worth ----
 
 
-@pytest.mark.parametrize('vector', [False, True])
+@pytest.mark.parametrize('vector', [False, pytest.param(True, marks=needs_modes)])
 def test_the_source_is_asked(vector):
     name = 'fastrl_replay/BitFlip-v0'
     env = gym.make_vec(name, 3, vectorization_mode='sync') if vector else name

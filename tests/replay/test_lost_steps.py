@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from fastrl_replay.all import ExperienceReplay, Gather, GymStepper, Mixture, OwnSteps, Rows, Steps
 from fastrl_replay.steps.errors import BlockError
 from fastrl_replay.testing import through_file
-from scripted import numbered
+from scripted import needs_modes, numbered
 from strategies import cases
 
 
@@ -55,6 +55,7 @@ def check(replay, n_step):
         assert r['next_state'][1] - r['state'][1] == (r['n'] if n_step else 1), r
 
 
+@needs_modes
 @pytest.mark.parametrize('n_step', [False, True])
 @pytest.mark.parametrize('what', ['refused', 'cleared', 'rolled back'])
 @pytest.mark.filterwarnings('ignore::UserWarning')
