@@ -17,9 +17,14 @@ from types import FunctionType
 from typing import NamedTuple
 from fastcore.docments import docments
 
-# some are for `generic`
-from torch.utils.data import IterDataPipe, MapDataPipe, datapipes, get_worker_info  # noqa: F401
+from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
+
+# some are for `generic`
+try:
+    from torch.utils.data import IterDataPipe, MapDataPipe, datapipes  # noqa: F401
+except ImportError:  # torch may remove them
+    from fastrl_replay.base_pipes import IterDataPipe, MapDataPipe, datapipes  # noqa: F401
 from .steps.core import Steps
 from fastrl_replay.steps.errors import (
     ArgumentError,

@@ -7,6 +7,13 @@ sys.dont_write_bytecode = False  # tests start hundreds of processes, which impo
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 
 import pytest, torch
+
+if 'WITHOUT_DATAPIPES' in os.environ:  # for this library, as if torch had none
+    IterDataPipe = vars(torch.utils.data).pop('IterDataPipe')
+    import fastrl_replay.pipe  # noqa: F401
+
+    torch.utils.data.IterDataPipe = IterDataPipe
+
 from hypothesis import settings
 from notebooks import Forks
 

@@ -1,6 +1,6 @@
 """What several test files share: environments that tell on a stepper, policies, small helpers."""
 
-import importlib, pkgutil
+import importlib, os, pkgutil
 from importlib.util import find_spec
 from itertools import islice
 
@@ -16,6 +16,9 @@ from fastrl_replay.testing import through_file
 MODES = 'NextStep', 'SameStep', 'Disabled'
 needs_modes = pytest.mark.skipif(
     not hasattr(gym.vector, 'AutoresetMode'), reason='gymnasium before 1.1 has no autoreset modes'
+)
+needs_datapipes = pytest.mark.skipif(
+    'WITHOUT_DATAPIPES' in os.environ, reason="torch's own stages are blocked"
 )
 
 

@@ -233,8 +233,8 @@ def graph():
 
 
 FLOORS = (
-    'steps pipe generic testing memory stages envs replay learning data sb3 parallel look '
-    'app all cli __main__'
+    'base_pipes steps pipe generic testing memory stages envs replay learning data sb3 parallel '
+    'look app all cli __main__'
 ).split()
 
 

@@ -11,7 +11,6 @@ import numpy as np, torch
 from fastcore.basics import patch
 from torch.utils import _pytree as pytree
 from torch.utils.data import IterableDataset
-from torchdata import nodes
 from ..steps.core import Steps, steps_of_bytes
 from ..steps.errors import ArgumentTypeError, BlockError, StateError, not_installed
 from ..steps.row_dtypes import column_dtype
@@ -119,14 +118,22 @@ class StatefulPipe(_Passes, IterableDataset):
         super().load_state_dict(chain)
 
 # %% ../../nbs/data/interop.ipynb #28bc9163
+try:
+    from torchdata.nodes import BaseNode
+except ImportError:  # torchdata is no longer developed
+    BaseNode = object
+
+
 @stage('node')
-class PipeNode(nodes.BaseNode):
+class PipeNode(BaseNode):
     "Chain as a node of `torchdata.nodes`, saved and restored exactly"
 
     def __init__(
         self,
         source,  # a chain
     ):
+        if BaseNode is object:
+            raise not_installed('PipeNode', 'torchdata cannot be imported', 'nodes')
         super().__init__()
         self.source = source
         self._passes = _Passes(source)
