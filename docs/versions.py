@@ -1,6 +1,6 @@
 """Write two tables into nbs/install.md: `python docs/versions.py [--check]`.
 
-What was run comes from benchmarks/results/pythons.json, which `.ci/pythons` writes; the extras come
+What was run comes from benchmarks/results/stacks.json, which `.ci/stacks` writes; the extras come
 from pyproject.toml."""
 
 import json, re, sys
@@ -9,37 +9,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / 'nbs/install.md'
 BEGIN, END = '<!-- docs/versions.py: {} -->\n', '<!-- docs/versions.py: end -->\n'
-WHICH = dict(fast='the fast tests', some='the tests of `.ci/lowest`')
-
-
-def line(name, r):
-    "One row of the table of what was run"
-    packages = 'passed' if r.get('wheel') == r.get('sdist') == 'passed' else '–'
-    tests = 'not run'
-    if 'tests' in r:
-        t = r['tests']
-        tests = (
-            f"{WHICH[r['what']]}: {t['passed']:,} passed, "
-            f"{t['failed']} failed, {t['skipped']} skipped"
-        )
-    what = f"{r['python']}, the lowest versions" if name == 'lowest' else r['python']
-    return (
-        f"| {what} | {r['torch']}, {r['numpy']}, {r['numba']}, {r['gymnasium']} "
-        f"| {packages} | {tests} | {r['date']}, `{r['commit']}` |"
-    )
 
 
 def versions():
     "The table of what was run"
-    found = json.loads((ROOT / 'benchmarks/results/pythons.json').read_text(encoding='utf-8'))
-    order = sorted(
-        found, key=lambda name: (name != 'lowest', [int(n) for n in re.findall(r'\d+', name)])
-    )
-    return [
-        '| Python | torch, numpy, numba, gymnasium | wheel and sdist | tests | when, commit |',
-        '|---|---|---|---|---|',
-        *(line(name, found[name]) for name in order),
+    found = json.loads((ROOT / 'benchmarks/results/stacks.json').read_text(encoding='utf-8'))
+    lines = [
+        '| stack | what it requires | Python | torch, numpy, numba, gymnasium | tests | commit |',
+        '|---|---|---|---|---|---|',
     ]
+    for name, r in found.items():
+        t = r['tests']
+        pins = '' if name.startswith('Python') else f"`{r['pins']}`"
+        lines.append(
+            f"| {name} | {pins} | {r['python']} | {r['torch'].partition('+')[0]}, {r['numpy']}, "
+            f"{r['numba']}, {r['gymnasium']} | {r['what']}: {t['passed']:,} passed, "
+            f"{t['failed']} failed, {t['skipped']} skipped | {r['date']}, `{r['commit']}` |"
+        )
+    return lines
 
 
 def extras():

@@ -10,23 +10,6 @@ import pytest
 import fastrl_replay.all
 from test_house import ROOT, SURFACE, run
 
-try:
-    import tomllib
-except ImportError:
-    import tomli as tomllib  # Python 3.10; pytest needs it there
-
-
-def test_lowest_versions_are_those_of_pyproject():
-    "The constraints have each dependency, with the version that is its bound"
-    text = (ROOT / '.ci/lowest.txt').read_text()
-    pinned = dict(re.findall(r'^([\w-]+)==([\d.]+)', text, re.M))
-    project = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']
-    bounds = dict(d.split('>=') for d in project['dependencies'])
-    assert {*bounds} == {*pinned}
-    for name, version in pinned.items():
-        assert f'{version}.'.startswith(f'{bounds[name]}.'), (name, version, bounds[name])
-
-
 def test_the_version_is_the_same_everywhere():
     "In the package, in the changelog's first heading and in the citation"
     version = fastrl_replay.__version__
