@@ -20,7 +20,7 @@ def versions():
     ]
     for name, r in found.items():
         t = r['tests']
-        pins = '' if name.startswith('Python') else f"`{r['pins']}`"
+        pins = ', '.join(f'`{pin}`' for pin in r['pins'].split() if pin != '[dev]')
         lines.append(
             f"| {name} | {pins} | {r['python']} | {r['torch'].partition('+')[0]}, {r['numpy']}, "
             f"{r['numba']}, {r['gymnasium']} | {r['what']}: {t['passed']:,} passed, "
