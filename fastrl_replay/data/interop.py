@@ -133,7 +133,7 @@ class PipeNode(BaseNode):
         source,  # a chain
     ):
         if BaseNode is object:
-            raise not_installed('PipeNode', 'torchdata cannot be imported', 'nodes')
+            raise not_installed('PipeNode', 'torchdata is not installed', 'torchdata')
         super().__init__()
         self.source = source
         self._passes = _Passes(source)
