@@ -124,7 +124,7 @@ def test_an_interrupt_of_add_leaves_the_memory_valid(kind):
     for replay in moments(lambda: prepared(kind), lambda r: r.add(BLOCKS[2]), 19):
         check_added_or_not(replay)
         tried += 1
-    assert tried > 5
+    assert tried > 3  # there are fewer moments in Python 3.10
 
 
 @pytest.mark.parametrize('kind', MAKE)

@@ -215,7 +215,7 @@ class OpenStore:
         for a in range(0, len(slots), part):
             rows = self.empty(len(slots[a : a + part]), size)
             self.gather(slots[a : a + part], rows)
-            found[a : a + part] = torch.as_tensor(rows).cpu()
+            found[a : a + part] = torch.as_tensor(rows).cpu().numpy()
         return found
 
     def some_columns(self, slots, names) -> dict:  # name → array
