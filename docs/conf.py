@@ -43,7 +43,8 @@ groups = {
     'Reference': 'all '
     + within(
         'reference',
-        'experience_replay prioritized_replay sequence_replay hindsight_replay mixed_replay stores '
+        'experience_replay prioritized_replay sequence_replay hindsight_replay mixed_replay '
+        'lane_replay stores '
         'timeline_class sampler_classes trees batch_classes pipes environments own_loop n_step '
         'sequence_chunker logging normalization recorded_data dqn_learners sac_td3_learners '
         'loss_functions network_parts exploration workers services learner_ranks other_loaders '
@@ -102,6 +103,7 @@ words = {  # what people search for, where the page says it in other words
     'reference/experience_replay': 'add_step; sample; ReplayBuffer; visualize; plot; inspect; '
     'visualize memory; html page',
     'reference/sequence_replay': 'SliceSampler; EpisodeReplayBuffer',
+    'reference/lane_replay': 'FastTD3; PQL; MuJoCo Playground; Brax; batched environments',
     'reference/stores': 'cuda; GPU; LazyMemmapStorage; LazyTensorStorage',
     'reference/exploration': 'epsilon greedy; epsilon schedule; entropy coefficient',
     'memory/directory': 'disk format; file format',

@@ -24,6 +24,7 @@ from .generic import Cycler, Header, InMemoryCacheHolder
 from .steps.batches import Sequences
 from fastrl_replay.testing import (
     ScriptedEnv,
+    ScriptedLanes,
     ScriptedVectorEnv,
     check_contract,
     script,
@@ -32,6 +33,7 @@ from fastrl_replay.testing import (
 from .replay.own_steps import OwnSteps
 from .envs.agents import Agents
 from .envs.stepper import GymStepper
+from .envs.tensor_stepper import TensorStepper
 from .stages.nstep import NSkip, NStep
 from .stages.chunker import SequenceChunker
 from .stages.journal import Gather, Journal
@@ -57,6 +59,14 @@ from .replay.prioritized import PrioritizedReplay
 from .replay.sequences import SequenceReplay
 from .replay.hindsight import HindsightReplay
 from .replay.mixture import Mixture
+from fastrl_replay.replay.lanes import (
+    LaneBatch,
+    LaneBatches,
+    LanePriority,
+    LaneRecent,
+    LaneReplay,
+    LaneUniform,
+)
 from .data.datasets import read_minari, write_minari
 from fastrl_replay.learning.losses import (
     double_q_target,
@@ -132,12 +142,14 @@ __all__ = [
     'stage',
     'worker_info',
     'ScriptedEnv',
+    'ScriptedLanes',
     'ScriptedVectorEnv',
     'check_contract',
     'script',
     'scripted_steps',
     'Agents',
     'GymStepper',
+    'TensorStepper',
     'OwnSteps',
     'NSkip',
     'NStep',
@@ -165,6 +177,12 @@ __all__ = [
     'SequenceReplay',
     'HindsightReplay',
     'Mixture',
+    'LaneBatch',
+    'LaneBatches',
+    'LanePriority',
+    'LaneRecent',
+    'LaneReplay',
+    'LaneUniform',
     'Sequences',
     'read_minari',
     'write_minari',

@@ -35,6 +35,7 @@ from fastrl_replay.app.offline import Offline
 from fastrl_replay.parallel.ranks import Rounds
 from fastrl_replay.parallel.ranks import RankWeights
 from fastrl_replay.parallel.stage import Parallel
+from fastrl_replay.replay.lanes import LaneBatches
 from fastrl_replay.data.interop import StatefulPipe
 from fastrl_replay.data.interop import PipeNode
 from fastrl_replay.parallel.prefetch import Prefetch
@@ -93,6 +94,7 @@ class Pipe(IterDataPipe, Saves):
     def rounds(self, ranks: Any, rows: int = ..., max_steps: float = ..., max_episodes: float = ...) -> Rounds: 'Stage that synchronizes ranks: blocks of `rows` rows each, one joint journal, a common end'
     def rank_weights(self, ranks: Any) -> RankWeights: 'Stage that brings the weights of batches to the scale of the memories of all ranks'
     def parallel(self, num_workers: int = ..., chunk: int = ..., method: str | None = ..., restarts: int = ..., engine: Any = ..., ordered: bool = ...) -> Parallel: 'Stage that runs copies of the chain above in workers; each pass continues the last one'
+    def lane_replay(self, steps: int, bs: int, *, updates: int = ..., warmup: int | None = ..., **kwargs: Any) -> LaneBatches: 'Stage that adds the steps of its source to a `LaneReplay`, and yields batches'
     def stateful(self) -> StatefulPipe: 'Chain as a dataset that `StatefulDataLoader(..., batch_size=None)` restores exactly'
     def node(self) -> PipeNode: 'Chain as a node of `torchdata.nodes`, saved and restored exactly'
     def prefetch(self, ahead: int = ..., device: Any = ...) -> Prefetch: 'Stage that samples the next batches of a replay in a thread while the learner computes'

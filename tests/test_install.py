@@ -10,6 +10,7 @@ import pytest
 import fastrl_replay.all
 from test_house import ROOT, SURFACE, run
 
+
 def test_the_version_is_the_same_everywhere():
     "In the package, in the changelog's first heading and in the citation"
     version = fastrl_replay.__version__

@@ -493,7 +493,8 @@ def stages():
 
 def test_every_stage_is_in_the_table():
     "A new stage needs a factory in CONTRACT"
-    assert {s.__name__ for s in stages()} == set(CONTRACT)
+    others = {'LaneBatches'}  # takes steps of tensors: see test_lanes.py
+    assert {s.__name__ for s in stages()} == set(CONTRACT) | others
     assert (
         all(issubclass(s, Pipe) and callable(getattr(Pipe, s.stage_name)) for s in stages())
         and InMemoryCacheHolder in stages()

@@ -1,0 +1,419 @@
+"""`LaneReplay` against lists of transitions, one for each environment."""
+
+import random
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from scipy.stats import chisquare
+
+from fastrl_replay.all import *
+from fastrl_replay.replay.lanes import LOOK_EVERY
+from fastrl_replay.testing import through_file
+
+GAMMA = 0.9
+
+
+class Worlds:
+    "Random environments that step together, and the transitions that they made"
+
+    def __init__(self, envs, ends, seed, resets='same step'):
+        self.resets = resets
+        self.random = random.Random(seed)
+        self.envs = envs
+        self.ends = ends  # probability that an episode ends
+        self.numbers = 0.0
+        self.rows = [[] for _ in range(envs)]
+        self.states = [self.number() for _ in range(envs)]
+        self.last = None
+
+    def number(self):
+        self.numbers += 1
+        return self.numbers
+
+    def restart(self):
+        "The loop resets an environment in the middle of an episode"
+        env = self.random.randrange(self.envs)
+        if self.rows[env] and not self.rows[env][-1]['end']:
+            self.rows[env][-1]['end'] = 2
+            self.states[env] = self.number()
+            self.last = None
+
+    def step(self):
+        "Return the arguments of `add_step`"
+        obs = self.last
+        if obs is None or self.random.random() < 0.5:
+            obs = column(self.states)
+        rewards, ends, finals, after = [], [], [], []
+        for env in range(self.envs):
+            end = self.random.choices([0, 1, 2, 3], [1 - self.ends, *[self.ends / 3] * 3])[0]
+            final = self.number()
+            reward = float(self.random.randint(-3, 3))
+            row = dict(state=self.states[env], reward=reward, end=end, after=final)
+            self.rows[env].append(row)
+            rewards.append(reward)
+            ends.append(end)
+            finals.append(final)
+            after.append(self.number() if end else final)
+        self.states = after
+        self.last = column(after)
+        if self.resets == 'loop':
+            answer = column(finals)
+            self.last = None if any(ends) else answer
+        else:
+            answer = self.last
+        ends = torch.tensor(ends)
+        final = column(finals) if ends.any() and self.resets == 'same step' else None
+        flags = (ends & 1).bool(), (ends & 2).bool()
+        return obs, torch.zeros(self.envs), torch.tensor(rewards), answer, *flags, final
+
+    def merged(self, key, n):
+        "Return the rows that an n-step return consists of"
+        step, env = divmod(key, self.envs)
+        rows = []
+        for row in self.rows[env][step : step + n]:
+            rows.append(row)
+            if row['end']:
+                break
+        return rows
+
+
+def column(numbers):
+    return torch.tensor(numbers)[:, None]
+
+
+def check(batch, worlds, n, steps):
+    now = len(worlds.rows[0])
+    for i, key in enumerate(batch.index.tolist()):
+        assert now - steps <= key // worlds.envs < now
+        rows = worlds.merged(key, n)
+        last = rows[-1]
+        terminated, truncated = bool(last['end'] & 1), bool(last['end'] & 2)
+        assert batch.state[i] == rows[0]['state'] and batch.n[i] == len(rows)
+        wanted = sum(GAMMA**k * row['reward'] for k, row in enumerate(rows))
+        assert batch.reward[i].item() == pytest.approx(wanted, abs=1e-4)
+        assert (batch.terminated[i], batch.truncated[i]) == (terminated, truncated)
+        discount = 0 if terminated else GAMMA ** len(rows)
+        assert batch.discount[i].item() == pytest.approx(discount, abs=1e-6)
+        if batch.weight[i] > 0 and not terminated:
+            assert batch.next_state[i] == last['after']
+
+
+@pytest.mark.parametrize('seed', range(60))
+def test_rows_are_those_of_a_plain_model(seed):
+    "Through several turns of the ring; every second stream has loops that reset early"
+    choose = random.Random(seed)
+    resets = choose.choice(['same step', 'loop'])
+    envs, steps, n = choose.randint(1, 8), choose.randint(1, 12), choose.randint(1, 8)
+    worlds = Worlds(envs, choose.choice([0, 0.1, 0.5, 1]), seed, resets)
+    finals = choose.choice(['all', 'truncated'])
+    replay = LaneReplay(envs, steps, n=n, gamma=GAMMA, finals=finals, seed=seed)
+    for _ in range(choose.randint(1, 40)):
+        if seed % 2 and choose.random() < 0.2:
+            worlds.restart()
+        keys = replay.add_step(*worlds.step())
+        assert keys.tolist() == [*range(len(worlds.rows[0]) * envs)][-envs:]
+        batch = replay.sample(16)
+        check(batch, worlds, n, steps)
+        assert batch.weight.eq(1).all()
+    rows = min(steps, len(worlds.rows[0]))
+    assert len(replay) == rows * envs and replay.stats()['lost'] == 0
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_a_row_whose_last_observation_was_overwritten_has_no_weight(seed):
+    worlds = Worlds(4, 0.5, seed)
+    replay = LaneReplay(4, 30, n=3, gamma=GAMMA, room=4, seed=0)
+    for _ in range(40):
+        replay.add_step(*worlds.step())
+    batch = replay.sample(500)
+    check(batch, worlds, 3, 30)
+    lost = replay.stats()['lost']
+    assert lost and lost == batch.weight.eq(0).sum()
+
+
+@pytest.mark.parametrize('seed', range(10))
+def test_truncated_rows_without_last_observations_have_no_weight(seed):
+    "The environments reset themselves, and final_obs is not passed"
+    worlds = Worlds(4, 0.5, seed, 'unseen')
+    replay = LaneReplay(4, 30, gamma=GAMMA, seed=0)
+    for _ in range(40):
+        replay.add_step(*worlds.step())
+    step = worlds.step()
+    replay.add_step(*step)
+    batch = replay.sample(300)
+    old = batch.index < 40 * 4
+    assert torch.equal((batch.weight == 0)[old], (batch.truncated & ~batch.terminated)[old])
+    check(batch[old], worlds, 1, 30)
+
+
+def test_missing_last_observations_are_warned_of_once():
+    worlds = Worlds(4, 0.5, 0)
+    replay = LaneReplay(4, 300, room=4, bs=300, seed=0)
+    with pytest.warns(UserWarning, match='are missing.*final_obs.*room above 4') as caught:
+        for _ in range(4 * LOOK_EVERY):
+            replay.add_step(*worlds.step())
+            replay.sample()
+    assert len(caught) == 1
+
+
+def test_sequences_are_steps_of_one_episode():
+    worlds = Worlds(3, 0.2, 1)
+    replay = LaneReplay(3, 20, gamma=GAMMA, seed=0)
+    for _ in range(33):
+        replay.add_step(*worlds.step())
+    batch = replay.sample(200, length=5)
+    for i, key in enumerate(batch.index.tolist()):
+        rows = worlds.merged(key, 5)
+        real = [True] * len(rows) + [False] * (5 - len(rows))
+        assert batch.mask[i].tolist() == real
+        for k, row in enumerate(rows):
+            got = batch.state[i, k], batch.reward[i, k], batch.next_state[i, k]
+            assert got == (row['state'], row['reward'], row['after'])
+            assert batch.discount[i, k].item() == pytest.approx(GAMMA * (not row['end'] & 1))
+
+
+def filled(envs=3, steps=5, moments=9, **kwargs):
+    replay = LaneReplay(envs, steps, seed=0, **kwargs)
+    zeros = torch.zeros(envs)
+    for t in range(moments):
+        flags = zeros.bool(), zeros.bool()
+        replay.add_step(zeros[:, None] + t, zeros, zeros, zeros[:, None] + t + 1, *flags)
+    return replay
+
+
+def test_priorities_are_exact_and_late_errors_are_dropped():
+    replay = filled(sampler=LanePriority(alpha=1, beta=1, eps=0))
+    keys = torch.arange(12, 27)
+    td = torch.rand(15, generator=torch.Generator().manual_seed(0))
+    td[2] = 0
+    replay.update_priorities(torch.cat([keys, keys[:4] - 12]), torch.cat([td, td[:4]]))
+    assert replay.stats()['dropped_errors'] == 4
+    batch = replay.sample(100_000)
+    found = torch.bincount(batch.index - 12, minlength=15).numpy()
+    share = (td.double() / td.double().sum()).numpy()
+    assert found[2] == 0
+    drawn = share > 0
+    assert chisquare(found[drawn], share[drawn] * 100_000).pvalue > 1e-4
+    weight = torch.from_numpy(1 / share[batch.index - 12])
+    assert torch.allclose(batch.weight.double(), weight / weight.max(), atol=1e-5)
+    # new rows have the largest priority so far
+    zeros = torch.zeros(3)
+    replay.add_step(zeros[:, None], zeros, zeros, zeros[:, None], zeros.bool(), zeros.bool())
+    levels = replay.sampler.levels
+    assert levels[0].max() == 1 and levels[0].count_nonzero() == 15
+    assert levels[-1].sum() == pytest.approx(levels[0].double().sum())
+
+
+@pytest.mark.parametrize('twice', [torch.tensor([13, 13]), torch.tensor([13, 14, 13])])
+def test_a_row_that_was_drawn_twice_has_one_priority(twice):
+    replay = filled(sampler=LanePriority(alpha=1, eps=0))
+    replay.update_priorities(twice, torch.arange(1.0, len(twice) + 1))
+    at = 13 % replay.store.size
+    assert replay.sampler.levels[0][at] == len(twice)
+    assert replay.sampler.levels[-1].sum() == replay.sampler.levels[0].sum()
+
+
+def test_newer_rows_are_drawn_more_often():
+    replay = filled(2, 10, 25, sampler=LaneRecent(0.7))
+    age = 24 - replay.sample(50_000).index // 2
+    wanted = 0.7 ** np.arange(10)
+    found = torch.bincount(age, minlength=10).numpy()
+    assert chisquare(found, wanted / wanted.sum() * 50_000).pvalue > 1e-4
+
+
+def test_as_many_rows_from_each_environment():
+    replay = filled(sampler=LaneUniform(each=True))
+    assert (replay.sample(12).index % 3).bincount().tolist() == [4, 4, 4]
+    with pytest.raises(ArgumentError, match='a multiple of the number of environments, 3'):
+        replay.sample(10)
+
+
+@pytest.mark.parametrize('sampler', [LaneUniform, LaneRecent, LanePriority])
+def test_a_loaded_replay_continues_exactly(sampler):
+    worlds = Worlds(4, 0.3, 2)
+    replay = LaneReplay(4, 10, bs=9, n=2, sampler=sampler(), seed=0)
+    for _ in range(17):
+        replay.add_step(*worlds.step())
+        batch = replay.sample()
+        batch.update_priorities(batch.reward)
+    fresh = LaneReplay(4, 10, bs=9, n=2, sampler=sampler(), seed=1)
+    fresh.load_state_dict(through_file(replay.state_dict()))
+    for _ in range(12):
+        step = worlds.step()
+        for r in replay, fresh:
+            r.add_step(*step)
+        a, b = replay.sample().asdict(), fresh.sample().asdict()
+        assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+        for r in replay, fresh:
+            r.update_priorities(a['index'], a['reward'])
+
+
+def test_a_state_of_other_columns_changes_nothing():
+    replay, other = filled(), LaneReplay(3, 5)
+    two, zeros = torch.zeros(3, 2), torch.zeros(3)
+    other.add_step(two, zeros, zeros, two, zeros.bool(), zeros.bool())
+    before = replay.stats()
+    with pytest.raises(StateError, match='the saved .* does not fit'):
+        replay.load_state_dict(other.state_dict())
+    assert replay.stats() == before
+
+
+def test_nested_columns_and_storage_dtypes():
+    "Bytes stay bytes, and observations are stored in half the memory"
+    replay = LaneReplay(2, 50, dtype={'state.critic': torch.bfloat16, 'action': torch.float16})
+    zeros = torch.zeros(2)
+    for t in range(20):
+        obs, after = (
+            dict(image=torch.full((2, 3, 3), k, dtype=torch.uint8), critic=zeros[:, None] + k)
+            for k in (t, t + 1)
+        )
+        ends = torch.tensor([t % 5 == 4, False])
+        replay.add_step(obs, (zeros, zeros[:, None]), zeros, after, ends, ~ends & ends, value=zeros)
+    batch = replay.sample(64)
+    step = batch.index // 2
+    assert (
+        batch.state['image'].dtype == torch.uint8 and batch.state['critic'].dtype == torch.bfloat16
+    )
+    assert torch.equal(batch.state['image'][:, 0, 0].long(), step)
+    assert torch.equal(batch.next_state['critic'][:, 0].long(), step + 1)
+    assert batch.action[1].dtype == torch.float16 and batch.value.shape == (64,)
+    rows = replay.to_steps()
+    assert rows.rows['state']['critic'][:, 0].tolist() == [t for t in range(20) for _ in range(2)]
+
+
+def test_rows_in_the_ordinary_format():
+    env = ScriptedLanes([[2, 3], [-2]])
+    chain = TensorStepper(env, lambda obs: torch.zeros(len(obs))).lane_replay(steps=20, bs=2)
+    for _ in islice(chain, 9):
+        pass
+    rows = chain.replay.to_steps().rows
+    first = rows[rows['env_id'] == 0]
+    assert first['episode_n'][:6].tolist() == [1, 1, 2, 2, 2, 3]
+    assert first['step_n'][:6].tolist() == [1, 2, 1, 2, 3, 1]
+    assert first['total_reward'][:5].tolist() == [1, 3, 101, 203, 306]
+    assert first['next_state'][1].tolist() == [0, 0, 2]
+    second = rows[rows['env_id'] == 1]
+    assert second['truncated'][:4].tolist() == [False, True, False, True]
+
+
+def test_memory_of_an_earlier_batch_is_used():
+    replay = filled(bs=4)
+    batch = replay.sample()
+    place = batch.state.data_ptr()
+    same = LaneReplay(3, 5, bs=4)
+    same.load_state_dict(replay.state_dict())
+    assert replay.sample(out=batch) is batch and batch.state.data_ptr() == place
+    assert torch.equal(batch.index, same.sample().index)
+
+
+def test_errors_come_before_anything_is_changed():
+    with pytest.raises(ArgumentError, match='room; got 2; expected an integer, at least 3'):
+        LaneReplay(3, 5, room=2)
+    replay = LaneReplay(3, 5)
+    with pytest.raises(NotEnoughRows, match='there are no rows'):
+        replay.sample(2)
+    zeros = torch.zeros(3)
+    with pytest.raises(
+        BlockError, match=r'terminated has a wrong shape; got \[3, 1\]; expected \[3\]'
+    ):
+        replay.add_step(zeros, zeros, zeros, zeros, zeros[:, None].bool(), zeros.bool())
+    with pytest.raises(BlockError, match=r'state has a wrong shape; got \[2\]'):
+        replay.add_step(zeros[:2], zeros, zeros, zeros, zeros.bool(), zeros.bool())
+    replay.add_step(zeros, zeros, zeros, zeros, zeros.bool(), zeros.bool())
+    with pytest.raises(ArgumentError, match='bs; got None'):
+        replay.sample()
+    with pytest.raises(BlockError, match=r'td; got \[2\]; expected \[3\]'):
+        replay.update_priorities(torch.arange(3), zeros[:2])
+
+
+def test_not_finite_rewards_are_counted():
+    replay, zeros = LaneReplay(3, 5), torch.zeros(3)
+    replay.add_step(zeros, zeros, zeros / 0, zeros, zeros.bool(), zeros.bool())
+    assert replay.stats()['rewards_not_finite'] == 3
+
+
+def test_a_chain_continues_at_every_item():
+    worlds = Worlds(3, 0.3, 5)
+    names = 'obs action reward next_obs terminated truncated final_obs'.split()
+    steps = [dict(zip(names, worlds.step())) for _ in range(8)]
+
+    def chain():
+        return Items(steps).lane_replay(
+            4, 5, n=2, updates=2, warmup=7, sampler=LanePriority(), seed=0
+        )
+
+    whole = list(chain())
+    assert len(whole) == 12
+    for k in range(13):
+        a, b = chain(), chain()
+        found = list(islice(a, k))
+        b.load_state_dict(through_file(a.state_dict()))
+        for x, y in zip(found + list(b), whole, strict=True):
+            assert torch.equal(x.index, y.index) and torch.equal(x.reward, y.reward)
+
+
+class Steered:
+    "A point is pushed, and should be near 0; episodes are truncated after 20 steps"
+
+    def __init__(self, envs):
+        self.num_envs = envs
+
+    def reset(self, *, seed=None):
+        self.random = torch.Generator().manual_seed(seed)
+        self.t = torch.zeros(self.num_envs)
+        self.x = torch.rand(self.num_envs, generator=self.random) * 2 - 1
+        return self.x[:, None].clone(), {}
+
+    def step(self, action):
+        self.x = self.x + 0.2 * action[:, 0].clamp(-1, 1)
+        self.t += 1
+        reward, last, over = -self.x.abs(), self.x[:, None].clone(), self.t == 20
+        self.x[over] = torch.rand(int(over.sum()), generator=self.random) * 2 - 1
+        self.t[over] = 0
+        none = torch.zeros_like(over)
+        return self.x[:, None].clone(), reward, none, over, dict(final_observation=last)
+
+
+@pytest.mark.slow
+def test_a_chain_learns():
+    torch.manual_seed(0)
+    box, act = spaces.Box(-9, 9, (1,)), spaces.Box(-1, 1, (1,))
+    actor, critics = actor_net(box, act, hidden=(32,)), Critics(box, act, hidden=(32,))
+    env = Steered(64)
+    noise = torch.Generator().manual_seed(0)
+
+    def policy(obs):
+        return (actor(obs).tanh() + 0.3 * torch.randn(64, 1, generator=noise)).clamp(-1, 1)
+
+    def mean_reward():
+        env = Steered(64)
+        obs, _ = env.reset(seed=1)
+        rewards = []
+        for _ in range(20):
+            with torch.no_grad():
+                obs, reward, *_ = env.step(actor(obs).tanh())
+            rewards.append(reward.mean().item())
+        return np.mean(rewards)
+
+    before = mean_reward()
+    chain = TensorStepper(env, policy, seed=0).lane_replay(steps=200, bs=128, n=3, seed=0)
+    for _ in islice(chain.td3(actor, critics, act, lr=1e-3, seed=0), 1_000):
+        pass
+    assert mean_reward() > max(-0.2, before / 2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
+def test_on_a_gpu_nothing_waits_for_the_device():
+    replay = LaneReplay(16, 30, n=3, bs=8, sampler=LanePriority(), device='cuda', seed=0)
+    worlds = Worlds(16, 0.3, 0)
+    steps = [[None if x is None else x.cuda() for x in worlds.step()] for _ in range(50)]
+    replay.add_step(*steps[0])
+    torch.cuda.set_sync_debug_mode('error')
+    for step in steps[1:]:
+        replay.add_step(*step)
+        replay.update_priorities(replay.sample().index, torch.ones(8, device='cuda'))
+    torch.cuda.set_sync_debug_mode('default')
+    check(replay.sample(200).to('cpu'), worlds, 3, 30)
