@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['FINALS', 'TensorStepper']
 
-# %% ../../nbs/envs/tensor_stepper.ipynb #9b589bf1
+# %% ../../nbs/envs/tensor_stepper.ipynb #f8716841
 import warnings
 import torch
 from ..pipe import Pipe
 from ..steps.errors import ArgumentTypeError, problem
 
-# %% ../../nbs/envs/tensor_stepper.ipynb #4b9b814d
+# %% ../../nbs/envs/tensor_stepper.ipynb #3a17a414
 FINALS = 'final_obs', 'final_observation', 'terminal_observation'  # names in Gymnasium and others
 
 
