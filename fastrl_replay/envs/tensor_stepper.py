@@ -27,7 +27,7 @@ class TensorStepper(Pipe):
         self,
         env,  # has `reset(seed=)` and `step(actions)`, which return tensors for all environments
         policy,  # a function observations → actions
-        seed: int = None,  # of the first reset
+        seed: int = None,  # seed of the first reset
         # where the last observations of episodes are, if `step` returns the first ones of the next:
         # a name in `info`, a function of `info`, or None: the first of `final_obs`,
         # `final_observation` and `terminal_observation` that is there
@@ -44,7 +44,7 @@ class TensorStepper(Pipe):
         self._fresh()
 
     def _fresh(self):
-        self._obs = None  # in which the policy acts next
+        self._obs = None  # observations for the next action
 
     def _find_final(self, info):
         if callable(self.final_obs):
@@ -76,5 +76,5 @@ class TensorStepper(Pipe):
     def restore(self, state):
         self._fresh()
         if state['begun']:
-            what = 'environments of tensors cannot be saved, and begin new episodes'
+            what = 'tensor environments cannot be saved; they start new episodes'
             warnings.warn(problem('TensorStepper', what))

@@ -85,7 +85,7 @@ class LaneStore:
     room: int  # number of last observations that are kept
 
     def __post_init__(self):
-        # one step more than `steps`, for the observation after the newest row
+        # one more step than `steps`, for the observation after the newest row
         self.size = (self.steps + 1) * self.envs
         self.columns = None  # name → tensors [size, ...]; those of `state` have `room` + 1 more
         self.lanes = torch.arange(self.envs, device=self.device)
@@ -94,6 +94,7 @@ class LaneStore:
         self.ends = zeros(self.size, dtype=torch.int32)
         self.owner = zeros(self.room + 1, dtype=torch.int64)  # key of the row of each of these
         self.count = zeros((), dtype=torch.int64)  # steps so far
+        self.resets = zeros((), dtype=torch.int64)  # episodes that ended without a flag
         self.ended = zeros((), dtype=torch.int64)  # last observations so far
 
     def add(
@@ -109,7 +110,7 @@ class LaneStore:
         after = (self.count + 1) % (self.steps + 1) * self.envs + self.lanes
         keys = self.count * self.envs + self.lanes
         if not (same and sure):
-            self._link(given['state'], now, keys - self.envs, sure)
+            self._link(None if same else given['state'], now, keys - self.envs, sure)
         if not same:
             self._write('state', now, given['state'])
         for name in self.columns.keys() - {'state'}:
@@ -140,17 +141,20 @@ class LaneStore:
             column.index_copy_(0, at, values.to(column.dtype))
 
     def _link(self, obs, now, before, sure):
-        "Truncate episodes whose next observation is another one; forget wrong last observations"
+        "Truncate episodes whose next observation does not match; forget wrong last observations"
         old = self.select('state', now)
         differs = torch.zeros(self.envs, dtype=torch.bool, device=self.device)
-        for (_, a), (_, b) in zip(named_leaves(old), named_leaves(obs)):
-            differs |= (a != b.to(a.dtype)).reshape(self.envs, -1).any(1)
+        for (_, a), (_, b) in zip(named_leaves(old), named_leaves(old if obs is None else obs)):
+            b = b.to(a.dtype)
+            different = (a != b) & ((a == a) | (b == b))  # NaN matches NaN
+            differs |= different.reshape(self.envs, -1).any(1)
         at = before % self.size
         ends = self.ends.index_select(0, at)
         if not sure:
             # if an environment goes on from `next_obs`, this began its next episode
             ends = torch.where(differs, ends, ends & 3)
         differs &= (ends == 0) & (before >= 0)
+        self.resets += differs.sum()
         self.ends.index_copy_(0, at, ends + 2 * differs.to(torch.int32))
         self._keep(old, differs, at, before)
 
@@ -256,7 +260,7 @@ class LaneUniform:
         return {}
 
     def restored(self):
-        "Compute what follows from the restored tensors"
+        "Recompute derived tensors after a restore"
 
 
 class LaneRecent(LaneUniform):
@@ -369,7 +373,7 @@ class LaneReplay:
         bs: int = None,  # rows in a batch; None: pass it to `sample`
         n: int = 1,  # steps of the n-step returns, which are computed when rows are drawn
         gamma: float = 0.99,  # discount factor per step
-        sampler=None,  # `LaneUniform()`, `LaneRecent()` or `LanePriority()`; None: the first one
+        sampler=None,  # `LaneUniform()`, `LaneRecent()` or `LanePriority()`; None: `LaneUniform()`
         device=None,  # of all rows; None: the CPU
         dtype: dict = None,  # dtypes in which columns are stored, as in {'state': torch.bfloat16}
         finals: str = 'all',  # last observations to keep: 'all', or those of 'truncated' episodes
@@ -442,17 +446,20 @@ class LaneReplay:
             envs = [self.store.envs]
             expected = {name: envs + shape[1:] for name, shape in shapes.items()}
             expected |= dict.fromkeys(('reward', 'terminated', 'truncated'), envs)
+            for name in [k for k in expected if k.startswith(('next_obs', 'final_obs'))]:
+                del expected[name]
         for name, _ in named_leaves(given['state'], 'state'):
             for other in 'next_obs', 'final_obs':
                 expected[other + name.removeprefix('state')] = expected.get(name)
-        for name in expected.keys() | shapes.keys():
+        for name in sorted(expected.keys() | shapes.keys()):
             left_out = name.startswith('final_obs') and name not in shapes
             if shapes.get(name) != expected.get(name) and not left_out:
+                what = 'has the wrong shape' if name in shapes else 'is missing'
                 raise BlockError(
                     'LaneReplay',
-                    f'{name} has a wrong shape',
-                    shapes.get(name, 'nothing'),
-                    expected.get(name, 'nothing'),
+                    f'{name} {what}' if name in expected else f'{name} is new',
+                    shapes.get(name),
+                    expected.get(name),
                     'pass the same columns in every step, with an entry for each environment',
                 )
         self._shapes = expected
@@ -471,8 +478,8 @@ class LaneReplay:
                     'last observations of truncated episodes are missing; the rows that need them '
                     'have weight 0',
                     f'{int(self._seen)} such rows in batches so far',
-                    remedy='pass final_obs if the environments reset themselves; if you do, pass '
-                    f"a room above {self.store.room}, or finals='truncated'",
+                    remedy='pass final_obs if the environments reset themselves; if you already '
+                    f"do, increase room above {self.store.room}, or pass finals='truncated'",
                 ),
                 stacklevel=outside(),
             )
@@ -490,7 +497,8 @@ class LaneReplay:
         "Sample a batch, without waiting for the device"
         if self.store.columns is None:
             raise NotEnoughRows('LaneReplay', 'there are no rows', remedy='add a step first')
-        bs = as_integer('LaneReplay', 'bs', self.bs if bs is None else bs, 1)
+        bs = self.bs if bs is None else bs
+        bs = as_integer('LaneReplay', 'bs', bs, 1, remedy='pass bs to LaneReplay or to sample')
         gamma = self.gamma if gamma is None else gamma
         keys, weight = self.sampler.draw(bs)
         n = as_integer('LaneReplay', 'n or length', length or n or self.n, 1)
@@ -552,7 +560,8 @@ class LaneReplay:
         "Set priorities from TD errors; errors of overwritten rows are dropped and counted"
         td = torch.as_tensor(td, device=self.device).detach()
         if td.shape != keys.shape:
-            raise BlockError('LaneReplay', 'td', list(td.shape), f'{list(keys.shape)}, as the keys')
+            got, expected = list(td.shape), f'{list(keys.shape)}, like the keys'
+            raise BlockError('LaneReplay', 'td has the wrong shape', got, expected)
         self.counts[1] += self.sampler.update(keys.to(self.device), td)
 
     def __len__(self):
@@ -573,6 +582,7 @@ class LaneReplay:
             rows=len(self),
             steps=int(self.store.count),
             last_observations=int(self.store.ended),
+            resets_without_end=int(self.store.resets),
             lost=lost,
             dropped_errors=dropped,
             rewards_not_finite=not_finite,
@@ -608,6 +618,7 @@ class LaneReplay:
             owner=store.owner,
             count=store.count,
             ended=store.ended,
+            resets=store.resets,
             counts=self.counts,
         )
 
@@ -633,7 +644,7 @@ class LaneReplay:
         if state['settings'] != self._settings():
             raise StateError(
                 'LaneReplay',
-                'the saved replay has other settings',
+                'the saved replay was created with different settings',
                 state['settings'],
                 self._settings(),
                 'make the replay with the same arguments as the saved one',

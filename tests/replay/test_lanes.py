@@ -317,16 +317,55 @@ def test_errors_come_before_anything_is_changed():
         replay.sample(2)
     zeros = torch.zeros(3)
     with pytest.raises(
-        BlockError, match=r'terminated has a wrong shape; got \[3, 1\]; expected \[3\]'
+        BlockError, match=r'terminated has the wrong shape; got \[3, 1\]; expected \[3\]'
     ):
         replay.add_step(zeros, zeros, zeros, zeros, zeros[:, None].bool(), zeros.bool())
-    with pytest.raises(BlockError, match=r'state has a wrong shape; got \[2\]'):
+    with pytest.raises(BlockError, match=r'state has the wrong shape; got \[2\]'):
         replay.add_step(zeros[:2], zeros, zeros, zeros, zeros.bool(), zeros.bool())
     replay.add_step(zeros, zeros, zeros, zeros, zeros.bool(), zeros.bool())
     with pytest.raises(ArgumentError, match='bs; got None'):
         replay.sample()
-    with pytest.raises(BlockError, match=r'td; got \[2\]; expected \[3\]'):
+    with pytest.raises(BlockError, match=r'td has the wrong shape; got \[2\]; expected \[3\]'):
         replay.update_priorities(torch.arange(3), zeros[:2])
+
+
+def test_the_first_step_must_have_one_structure():
+    "Or the parts of last observations would be those of others"
+    replay, zeros = LaneReplay(2, 5), torch.zeros(2)
+    step = dict(action=zeros, reward=zeros, terminated=zeros.bool(), truncated=zeros.bool())
+    with pytest.raises(BlockError, match='final_obs.critic is new'):
+        replay.add_step(zeros, next_obs=zeros, final_obs=dict(critic=zeros), **step)
+    with pytest.raises(BlockError, match='next_obs is new'):
+        replay.add_step(dict(policy=zeros), next_obs=zeros, **step)
+    assert replay.store.columns is None
+
+
+def test_a_simulator_may_overwrite_the_tensor_that_it_returned():
+    "Then `obs` has the values of `next_obs`; those that were stored are used"
+    replay, buffer, zeros = LaneReplay(2, 50, gamma=0.5, seed=0), torch.zeros(2, 1), torch.zeros(2)
+    replay.add_step(buffer.clone(), zeros, zeros, buffer, zeros.bool(), zeros.bool())
+    for t in range(1, 20):
+        obs = buffer
+        buffer += 1
+        ends = torch.tensor([t % 5 == 0, False])
+        final = torch.full((2, 1), -1.0) if ends.any() else None
+        replay.add_step(obs, zeros, zeros + t, buffer, ends, zeros.bool(), final)
+    batch = replay.sample(200)
+    assert torch.equal(batch.state[:, 0], (batch.index // 2 - 1).clamp(0).float())
+    assert not batch.truncated.any() and replay.stats()['resets_without_end'] == 0
+    wanted = torch.where(batch.terminated, -1, batch.state[:, 0] + (batch.index >= 2))
+    assert torch.equal(batch.next_state[:, 0], wanted)
+
+
+def test_observations_that_do_not_match_end_episodes_but_nan_matches_nan():
+    replay, zeros = LaneReplay(3, 50), torch.zeros(3)
+    after = torch.tensor([[1.0], [torch.nan], [3.0]])
+    replay.add_step(after, zeros, zeros, after.clone(), zeros.bool(), zeros.bool())
+    replay.add_step(
+        after + torch.tensor([[1.0], [0], [0]]), zeros, zeros, after, zeros.bool(), zeros.bool()
+    )
+    assert replay.take(torch.arange(3)).truncated.tolist() == [True, False, False]
+    assert replay.stats()['resets_without_end'] == 1
 
 
 def test_not_finite_rewards_are_counted():
