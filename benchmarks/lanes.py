@@ -35,7 +35,7 @@ class Ring:
             done=zeros(dtype=torch.int64), truncated=zeros(dtype=torch.int64))
         self.count = 0
 
-    def add(self, obs, action, reward, next_obs, terminated, truncated):
+    def add(self, obs, action, reward, next_obs, terminated, truncated, final_obs):
         done = (terminated | truncated).long()
         values = obs, action, reward, next_obs, done, truncated.long()
         for column, x in zip(self.columns.values(), values):
@@ -77,7 +77,7 @@ def torchrl_storage(envs, steps, device):
     names = 'obs', 'action', 'reward', 'next_obs', 'terminated', 'truncated'
 
     def add(*step):
-        buffer.extend(TensorDict(dict(zip(names, step)), [envs]))
+        buffer.extend(TensorDict(dict(zip(names, step[:6])), [envs]))
 
     return add, buffer.sample
 
@@ -118,7 +118,8 @@ def compare(device, envs, steps, repeat):
 
         def step():
             i = next(moments)
-            add(states[i % 9], action, reward, states[(i + 1) % 9], ends[i % 9], never)
+            after = states[(i + 1) % 9]
+            add(states[i % 9], action, reward, after, ends[i % 9], never, after)
 
         return step
 

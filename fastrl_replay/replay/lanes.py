@@ -142,12 +142,13 @@ class LaneStore:
 
     def _link(self, obs, now, before, sure):
         "Truncate episodes whose next observation does not match; forget wrong last observations"
-        old = self.select('state', now)
         differs = torch.zeros(self.envs, dtype=torch.bool, device=self.device)
-        for (_, a), (_, b) in zip(named_leaves(old), named_leaves(old if obs is None else obs)):
-            b = b.to(a.dtype)
-            different = (a != b) & ((a == a) | (b == b))  # NaN matches NaN
-            differs |= different.reshape(self.envs, -1).any(1)
+        if obs is not None:
+            old = self.select('state', now)
+            for (_, a), (_, b) in zip(named_leaves(old), named_leaves(obs)):
+                b = b.to(a.dtype)
+                different = (a != b) & ((a == a) | (b == b))  # NaN matches NaN
+                differs |= different.reshape(self.envs, -1).any(1)
         at = before % self.size
         ends = self.ends.index_select(0, at)
         if not sure:
@@ -156,7 +157,8 @@ class LaneStore:
         differs &= (ends == 0) & (before >= 0)
         self.resets += differs.sum()
         self.ends.index_copy_(0, at, ends + 2 * differs.to(torch.int32))
-        self._keep(old, differs, at, before)
+        if obs is not None:
+            self._keep(old, differs, at, before)
 
     def _keep(self, obs, which, at, keys):
         "Keep the last observations of the episodes that end with these rows"
@@ -194,13 +196,14 @@ class LaneStore:
         return map_leaves(select, self.columns[name])
 
     def ahead(self, keys, n) -> tuple:
-        "Return the keys of `n` rows from each key on, their ends, and which are in its episode"
+        "Return keys and indices of `n` rows from each key on, ends, and which are in its episode"
         ahead = keys[:, None] + torch.arange(n, device=self.device) * self.envs
-        ends = self.ends.index_select(0, (ahead % self.size).flatten()).view(ahead.shape)
+        at = ahead % self.size
+        ends = self.ends.index_select(0, at.flatten()).view(at.shape)
         same = ahead < self.count * self.envs
         if n > 1:
             same[:, 1:] &= (ends[:, :-1] & 3 > 0).cumsum(1) == 0
-        return ahead, ends, same
+        return ahead, at, ends, same
 
     def after(self, keys, ends) -> tuple:
         "Return the indices of the observations after these rows, and which of them are lost"
@@ -521,14 +524,14 @@ class LaneReplay:
     def _draw(self, keys, weight, n, gamma, sequences=False):
         "Return the columns of rows with `n`-step returns, or of sequences of `n` rows"
         store = self.store
-        ahead, ends, same = store.ahead(keys, n)
-        rewards = store.select('reward', ahead % store.size)
+        ahead, at, ends, same = store.ahead(keys, n)
+        rewards = store.select('reward', at)
         if sequences:
-            at, last = ahead, ahead
+            last = ahead
             merged = torch.ones_like(keys)[:, None]
             more = dict(mask=same)
         else:
-            at = keys
+            at = at[:, 0]
             merged = same.sum(1)
             last = keys + (merged - 1) * store.envs
             ends = ends.gather(1, merged[:, None] - 1)[:, 0]
@@ -541,7 +544,7 @@ class LaneReplay:
         self.counts[0] += lost.sum()
         terminated = (ends & 1).bool()
         return dict(
-            {k: store.select(k, at % store.size) for k in store.columns if k != 'reward'},
+            {k: store.select(k, at) for k in store.columns if k != 'reward'},
             reward=rewards,
             next_state=store.select('state', after),
             terminated=terminated,
