@@ -9,7 +9,8 @@ __all__ = ['FINALS', 'TensorStepper']
 import warnings
 import torch
 from ..pipe import Pipe
-from ..steps.errors import ArgumentTypeError, problem
+from .slots import as_mode
+from ..steps.errors import ArgumentError, ArgumentTypeError, problem
 
 # %% ../../nbs/envs/tensor_stepper.ipynb #3a17a414
 FINALS = 'final_obs', 'final_observation', 'terminal_observation'  # names in Gymnasium and others
@@ -36,6 +37,15 @@ class TensorStepper(Pipe):
         if not callable(policy):
             raise ArgumentTypeError(
                 'TensorStepper', 'policy must be a function', type(policy).__name__
+            )
+        mode = as_mode(getattr(env, 'metadata', {}).get('autoreset_mode'), 'TensorStepper')
+        if mode == 'next_step':
+            raise ArgumentError(
+                'TensorStepper',
+                'the environments must not need a step for each reset',
+                mode,
+                'same_step',
+                'use GymStepper and another replay',
             )
         self.env = env
         self.policy = policy

@@ -1,5 +1,6 @@
 """`LaneReplay` against lists of transitions, one for each environment."""
 
+import pickle
 import random
 from itertools import islice
 
@@ -333,7 +334,7 @@ def test_the_first_step_must_have_one_structure():
     "Or the parts of last observations would be those of others"
     replay, zeros = LaneReplay(2, 5), torch.zeros(2)
     step = dict(action=zeros, reward=zeros, terminated=zeros.bool(), truncated=zeros.bool())
-    with pytest.raises(BlockError, match='final_obs.critic is new'):
+    with pytest.raises(BlockError, match='final_obs is missing'):
         replay.add_step(zeros, next_obs=zeros, final_obs=dict(critic=zeros), **step)
     with pytest.raises(BlockError, match='next_obs is new'):
         replay.add_step(dict(policy=zeros), next_obs=zeros, **step)
@@ -366,6 +367,142 @@ def test_observations_that_do_not_match_end_episodes_but_nan_matches_nan():
     )
     assert replay.take(torch.arange(3)).truncated.tolist() == [True, False, False]
     assert replay.stats()['resets_without_end'] == 1
+
+
+def flags(n):
+    return dict(terminated=torch.zeros(n).bool(), truncated=torch.zeros(n).bool())
+
+
+def test_parts_are_matched_by_name_and_all_are_needed():
+    replay, zeros = LaneReplay(2, 20), torch.zeros(2)
+    obs, after = dict(a=zeros, b=zeros + 10), dict(b=zeros + 11, a=zeros + 1)
+    step = dict(action=zeros, reward=zeros, next_obs=after, **flags(2))
+    replay.add_step(obs, **step)
+    after = replay.take(torch.arange(2)).next_state
+    assert after['a'].tolist() == [1, 1] and after['b'].tolist() == [11, 11]
+    for partial in dict(a=zeros), {}:
+        with pytest.raises(BlockError, match=r'final_obs\.[ab] is missing'):
+            replay.add_step(obs, final_obs=partial, **step)
+
+
+def test_a_loop_may_reset_in_place():
+    replay, zeros, obs = LaneReplay(2, 20), torch.zeros(2), torch.zeros(2, 1)
+    for t in range(4):
+        after, terminated = obs + 1, torch.tensor([t == 1, False])
+        replay.add_step(obs, zeros, zeros, after, terminated, zeros.bool())
+        after[terminated] = 100
+        obs = after
+    batch = replay.take(torch.arange(0, 8, 2))
+    assert batch.state[:, 0].tolist() == [0, 1, 100, 101]
+    assert batch.next_state[:, 0].tolist() == [1, 2, 101, 102]
+
+
+def test_nan_rewards_stay_in_their_episode():
+    replay = LaneReplay(1, 20, gamma=1.0)
+    for t, reward in enumerate([1.0, 2.0, torch.nan, 4.0]):
+        states = [
+            torch.zeros(1) + t,
+            torch.zeros(1),
+            torch.tensor([reward]),
+            torch.zeros(1) + t + 1,
+        ]
+        ends = torch.tensor([t == 1]), torch.tensor([False])
+        replay.add_step(*states, *ends, torch.zeros(1) + t + 1)
+    rewards = replay.take(torch.arange(4), n=3).reward.tolist()
+    assert rewards[:2] == [3, 2] and rewards[3] == 4 and np.isnan(rewards[2])
+
+
+def unseen(replay, moments, begin=0):
+    "The environments reset themselves, and the last observation is not passed"
+    for t in range(begin, begin + moments):
+        ends, none = torch.tensor([t % 3 == 2]), torch.tensor([False])
+        obs, after = torch.tensor([float(t)]), torch.tensor([t + 1.0])
+        replay.add_step(obs, after, after, after, none, ends)
+
+
+def test_rows_without_last_observations_are_not_exported():
+    replay = LaneReplay(1, 20)
+    unseen(replay, 8)
+    rows = replay.to_steps().rows
+    assert rows['state'].tolist() == [0, 1, 3, 4, 6, 7] and not replay.stats()['lost']
+
+
+def test_a_loaded_replay_knows_whether_last_observations_came():
+    replay, fresh = LaneReplay(1, 20), LaneReplay(1, 20)
+    unseen(replay, 3)
+    fresh.load_state_dict(through_file(replay.state_dict()))
+    for r in replay, fresh:
+        unseen(r, 2, 3)
+        assert r.take(torch.arange(5)).weight.tolist() == [1, 1, 0, 1, 1]
+
+
+def test_replays_do_not_share_a_sampler():
+    sampler = LanePriority()
+    first, second = filled(sampler=sampler), filled(2, 9, sampler=sampler)
+    assert first.sampler.store is first.store and second.sampler.store is second.store
+
+
+@pytest.mark.parametrize(
+    'damage',
+    [
+        lambda state: state.pop('generator'),
+        lambda state: state.update(generator=torch.zeros(3)),
+        lambda state: state['parts'].pop('owner'),
+        lambda state: state['parts']['ends'].fill_(-5),
+        lambda state: state['parts']['count'].fill_(-5),
+        lambda state: state['columns'].update(state=torch.zeros(5, 1)),
+        lambda state: state['columns'].pop('reward'),
+        lambda state: state.update(columns=3),
+    ],
+)
+def test_damaged_states_are_refused(damage):
+    state = filled(moments=7).state_dict()
+    damage(state)
+    used, fresh = filled(), LaneReplay(3, 5)
+    before = used.state_dict()
+    for replay in used, fresh:
+        with pytest.raises(StateError):
+            replay.load_state_dict(state)
+    after = used.state_dict()
+    assert all(torch.equal(after['parts'][k], x) for k, x in before['parts'].items())
+    assert fresh.store.columns is None
+
+
+def test_steps_of_a_loaded_replay_are_checked():
+    fresh, zeros = LaneReplay(3, 5), torch.zeros(3)
+    fresh.load_state_dict(filled().state_dict())
+    with pytest.raises(BlockError, match='value is new'):
+        fresh.add_step(zeros[:, None], zeros, zeros, zeros[:, None], **flags(3), value=zeros)
+    with pytest.raises(ArgumentError, match="is taken; got .*'weight'"):
+        fresh.add_step(zeros[:, None], zeros, zeros, zeros[:, None], **flags(3), weight=zeros)
+
+
+def test_numbers_keep_their_kind_and_gradients_are_not_kept():
+    replay, whole, half = LaneReplay(2, 5), torch.zeros(2, dtype=torch.int64), torch.full((2,), 0.5)
+    with torch.inference_mode():
+        replay.add_step(half, half, whole, half, **flags(2))
+    with pytest.raises(BlockError, match='reward has a different dtype'):
+        replay.add_step(half, half, half, half, **flags(2))
+    replay.add_step(half, torch.ones(2, requires_grad=True), whole, half, **flags(2))
+    assert not replay.sample(4).action.requires_grad
+
+
+def test_all_errors_may_be_zero():
+    replay = filled(sampler=LanePriority(eps=0))
+    replay.update_priorities(torch.arange(12, 27), torch.zeros(15))
+    assert len(replay.sample(50)) == 50
+
+
+@pytest.mark.filterwarnings('ignore:.*begin new episodes')
+def test_learners_of_discrete_actions_take_its_batches():
+    torch.manual_seed(0)
+    net = value_net(spaces.Box(-9, 9, (3,)), spaces.Discrete(2), (8,))
+    act = lambda obs: torch.randint(2, (len(obs),))
+    chain = TensorStepper(ScriptedLanes([[4], [-3]]), act).lane_replay(50, 8, seed=0)
+    records = list(islice(chain.dqn(net), 5))
+    assert all(np.isfinite(record['loss']) for record in records)
+    copied = pickle.loads(pickle.dumps(chain.replay.sample()))
+    assert copied.state.shape == (8, 3)
 
 
 def test_not_finite_rewards_are_counted():
