@@ -64,7 +64,7 @@ def class_lines(cls):
         if isinstance(value, property):
             yield f'    @property\n    {function(name, value.fget)} ...'
         elif inspect.isfunction(value) and shown and (stage is None or is_public(stage)):
-            yield f'    {function(name, value)} {repr(value.__doc__) if stage else "..."}'
+            yield f'    {function(name, value)} {repr(inspect.getdoc(value)) if stage else "..."}'
 
 
 def is_public(stage):

@@ -7,6 +7,7 @@ import inspect
 import pickle
 import pydoc
 import re
+import sys
 import weakref
 from itertools import islice
 
@@ -68,7 +69,8 @@ def test_chained_methods_look_like_their_stage():
 @pytest.mark.parametrize('cls', [ExperienceReplay, SequenceReplay, GymStepper, DQNLearner])
 def test_help_of_a_stage_is_short_and_explains_its_parameters(cls):
     text = pydoc.plain(pydoc.render_doc(cls))
-    assert text.count('\n') < 110 and 'state_dict(self)' in text
+    most = 110 if sys.version_info < (3, 13) else 200  # later, each argument has a line
+    assert text.count('\n') < most and 'state_dict(self)' in text
     assert not re.search('#[|]|n_step\\(self|__class_getitem__|check_state', text)
     for name in [*inspect.signature(cls).parameters]:
         assert re.search(f'^ [|] +{name}: .', text, re.M), name
