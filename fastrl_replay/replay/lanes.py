@@ -438,7 +438,7 @@ class LaneReplay:
         self._last = None  # the `next_obs` of the last step
         self._sure = True  # True if it had `final_obs`
         self._looks = 0
-        self._seen = None  # the number of lost ones at the last look
+        self._seen = None  # the numbers of lost observations and of resets at the last look
         self._warned = False
 
     def add_step(
@@ -517,26 +517,29 @@ class LaneReplay:
                 raise BlockError('LaneReplay', what, x.dtype, kept.dtype)
 
     def _look(self):
-        "Warn once if last observations are missing"
+        "Warn once if observations are missing, or if they do not match"
         self._looks += 1
         captured = self.device.type == 'cuda' and torch.cuda.is_current_stream_capturing()
         if captured or self._looks % LOOK_EVERY:
             return
-        if self._seen is not None and self._seen > 0 and not self._warned:
+        lost, resets = [0, 0] if self._seen is None or self._warned else self._seen.tolist()
+        remedy = None
+        if resets > self._looks * self.store.envs / 2:
+            what = 'most observations differ from the next_obs of the step before'
+            got = f'{resets} episodes that ended without a flag'
+            remedy = 'pass next_obs as obs of the next step; normalize batches, not observations'
+        elif lost:
+            what = 'last observations of truncated episodes are missing; rows that need them'
+            what += ' have weight 0'
+            got = f'{lost} such rows in batches so far'
+            remedy = 'pass final_obs if the environments reset themselves; if you already do, '
+            remedy += f"increase room above {self.store.room}, or pass finals='truncated'"
+        if remedy:
             self._warned = True
-            warnings.warn(
-                problem(
-                    'LaneReplay',
-                    'last observations of truncated episodes are missing; the rows that need them '
-                    'have weight 0',
-                    f'{int(self._seen)} such rows in batches so far',
-                    remedy='pass final_obs if the environments reset themselves; if you already '
-                    f"do, increase room above {self.store.room}, or pass finals='truncated'",
-                ),
-                stacklevel=outside(),
-            )
+            warnings.warn(problem('LaneReplay', what, got, remedy=remedy), stacklevel=outside())
         # a copy that is complete at the next look
-        self._seen = self.counts[0].to('cpu', non_blocking=True)
+        seen = torch.stack([self.counts[0], self.store.resets])
+        self._seen = seen.to('cpu', non_blocking=True)
 
     def sample(
         self,

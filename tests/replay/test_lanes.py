@@ -160,6 +160,15 @@ def test_missing_last_observations_are_warned_of_once():
     assert len(caught) == 1
 
 
+def test_observations_that_never_match_are_warned_of():
+    "For example, if they are normalized by statistics that change"
+    replay, zeros = LaneReplay(3, 50), torch.zeros(3)
+    with pytest.warns(UserWarning, match='most observations differ.*normalize batches') as caught:
+        for t in range(3 * LOOK_EVERY):
+            replay.add_step(zeros + t, zeros, zeros, zeros + t + 0.5, zeros.bool(), zeros.bool())
+    assert len(caught) == 1
+
+
 def test_sequences_are_steps_of_one_episode():
     worlds = Worlds(3, 0.2, 1)
     replay = LaneReplay(3, 20, gamma=GAMMA, seed=0)
