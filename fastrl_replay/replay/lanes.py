@@ -107,6 +107,7 @@ class LaneStore:
         # one more step than `steps`, for the observation after the newest row
         self.size = (self.steps + 1) * self.envs
         self.columns = None  # name → tensors [size, ...]; those of `state` have `room` + 1 more
+        self.sure = True  # True if the last step had `final_obs`
         self.lanes = torch.arange(self.envs, device=self.device)
         zeros = partial(torch.zeros, device=self.device)
         # 1: terminated, 2: truncated; besides, 4 · (1 + the place of the last observation)
@@ -120,7 +121,6 @@ class LaneStore:
         self,
         given: dict,  # tensors by name: columns, `next_obs`, `terminated`, `truncated`, `final_obs`
         same: bool,  # True if the observations are the `next_obs` of the step before
-        sure: bool,  # True if the step before had `final_obs`
     ) -> tuple:  # indices of the new rows, and of those that will be next
         "Write a step of all environments"
         if self.columns is None:
@@ -128,8 +128,8 @@ class LaneStore:
         now = self.count % (self.steps + 1) * self.envs + self.lanes
         after = (self.count + 1) % (self.steps + 1) * self.envs + self.lanes
         keys = self.count * self.envs + self.lanes
-        if not (same and sure):
-            self._link(None if same else given['state'], now, keys - self.envs, sure)
+        if not (same and self.sure):
+            self._link(None if same else given['state'], now, keys - self.envs)
         if not same:
             self._write('state', now, given['state'])
         for name in self.columns.keys() - {'state'}:
@@ -161,7 +161,7 @@ class LaneStore:
         for leaf, column in named_leaves(self.columns[name]):
             column.index_copy_(0, at, values[leaf].to(column.dtype))
 
-    def _link(self, obs, now, before, sure):
+    def _link(self, obs, now, before):
         "Truncate episodes whose next observation does not match; forget wrong last observations"
         differs = torch.zeros(self.envs, dtype=torch.bool, device=self.device)
         if obs is not None:
@@ -173,7 +173,7 @@ class LaneStore:
                 differs |= different.reshape(self.envs, -1).any(1)
         at = before % self.size
         ends = self.ends.index_select(0, at)
-        if not sure:
+        if not self.sure:
             # if an environment goes on from `next_obs`, this began its next episode
             ends = torch.where(differs, ends, ends & 3)
         differs &= (ends == 0) & (before >= 0)
@@ -354,7 +354,7 @@ class LanePriority(LaneUniform):
         taken = store.present(keys) & torch.isfinite(priorities)
         at = torch.where(taken, keys % store.size, store.size)
         # above 0, so that rows can be drawn if all errors are 0
-        priorities = torch.where(taken, priorities.clamp(min=1e-30), 0)
+        priorities = torch.where(taken, priorities.clamp(1e-30, 1e30), 0)
         self.largest.copy_(torch.maximum(self.largest, priorities.max()))
         # a row that was drawn twice gets the larger of its priorities
         self.levels[0].scatter_reduce_(0, at, priorities, 'amax', include_self=False)
@@ -389,9 +389,10 @@ RESERVED = 'state next_state discount n index weight mask'.split()  # columns of
 LOOK_EVERY = 256  # steps between two looks at the number of lost observations
 
 
-def _version(x):
-    "Return a number that changes if a tensor is changed in place"
-    return math.nan if x.is_inference() else x._version
+def _memory(x):
+    "Return what tells the memory of a tensor, and a number that changes if it is changed in place"
+    version = math.nan if x.is_inference() else x._version
+    return x.data_ptr(), x.shape, x.stride(), version
 
 
 class LaneReplay:
@@ -436,10 +437,11 @@ class LaneReplay:
         # dropped, and of rewards that are not finite
         self.counts = torch.zeros(3, dtype=torch.int64, device=self.device)
         self._last = None  # the `next_obs` of the last step
-        self._sure = True  # True if it had `final_obs`
+        self._tensors = None
         self._looks = 0
         self._seen = None  # the numbers of lost observations and of resets at the last look
-        self._warned = False
+        self._warned = set()
+        self._before = [0, 0]  # the same at the look before
 
     def add_step(
         self,
@@ -465,27 +467,30 @@ class LaneReplay:
         given = map_leaves(self._tensor, given)
         self._check(given)
         keys = self.store.count * self.store.envs + self.store.lanes
-        now, after = self.store.add(given, self._is_stored(given), self._sure)
+        now, after = self.store.add(given, self._is_stored(given))
         self.sampler.added(now, after)
         self.counts[2] += (~torch.isfinite(given['reward'])).sum()
-        self._last = [(x, _version(x)) for _, x in named_leaves(given['next_obs'])]
-        self._sure = final_obs is not None
+        self._tensors = given['next_obs']  # so that their memory is not given to others
+        self.store.sure = final_obs is not None
         self._look()
         return keys
 
     def _tensor(self, x):
-        x = torch.as_tensor(x, device=self.device)
+        # arrays can change without a trace
+        x = (x if torch.is_tensor(x) else torch.tensor(x)).to(self.device)
         return x.detach() if x.requires_grad else x
 
     def _is_stored(self, given):
         "Return True if the observations are the tensors of the last `next_obs`, and unchanged"
-        obs = [x for _, x in named_leaves(given['state'])]
+        obs = [_memory(x) for _, x in named_leaves(given['state'])]
         # a simulator that writes each step into one tensor has changed it since
-        overwritten = all(a is b for a, (_, b) in zip(obs, named_leaves(given['next_obs'])))
-        return self._last is not None and all(
-            x is last and (overwritten or _version(x) == version)
-            for x, (last, version) in zip(obs, self._last)
-        )
+        new = [_memory(x) for _, x in named_leaves(given['next_obs'])]
+        last = self._last
+        self._last = new
+        overwritten = [x[:-1] for x in obs] == [x[:-1] for x in new]
+        if overwritten:
+            obs, last = ([x[:-1] for x in found or []] for found in (obs, last))
+        return obs == last
 
     def _check(self, given):
         "Raise, before anything is changed, if a step does not fit the first one"
@@ -511,7 +516,9 @@ class LaneReplay:
                     'pass the same columns in every step, with an entry for each environment',
                 )
         for name, x in named_leaves(given):
-            kept = leaves.get(name, x)
+            top = name.split('.')[0].split('[')[0]
+            other = name.replace(top, 'state', 1) if top in ('next_obs', 'final_obs') else name
+            kept = x if {other, top} & self.store.dtype.keys() else leaves.get(other, x)
             if x.is_floating_point() and not kept.is_floating_point():
                 what = f'{name} has a different dtype than in the first step'
                 raise BlockError('LaneReplay', what, x.dtype, kept.dtype)
@@ -522,20 +529,22 @@ class LaneReplay:
         captured = self.device.type == 'cuda' and torch.cuda.is_current_stream_capturing()
         if captured or self._looks % LOOK_EVERY:
             return
-        lost, resets = [0, 0] if self._seen is None or self._warned else self._seen.tolist()
-        remedy = None
-        if resets > self._looks * self.store.envs / 2:
+        seen = self._before if self._seen is None else self._seen.tolist()
+        lost, resets = (new - old for new, old in zip(seen, self._before))
+        self._before = seen
+        what = None
+        if resets > LOOK_EVERY * self.store.envs / 2:
             what = 'most observations differ from the next_obs of the step before'
             got = f'{resets} episodes that ended without a flag'
             remedy = 'pass next_obs as obs of the next step; normalize batches, not observations'
         elif lost:
             what = 'last observations of truncated episodes are missing; rows that need them'
             what += ' have weight 0'
-            got = f'{lost} such rows in batches so far'
+            got = f'{lost} such rows in the latest batches'
             remedy = 'pass final_obs if the environments reset themselves; if you already do, '
             remedy += f"increase room above {self.store.room}, or pass finals='truncated'"
-        if remedy:
-            self._warned = True
+        if what and what not in self._warned:
+            self._warned.add(what)
             warnings.warn(problem('LaneReplay', what, got, remedy=remedy), stacklevel=outside())
         # a copy that is complete at the next look
         seen = torch.stack([self.counts[0], self.store.resets])
@@ -622,6 +631,8 @@ class LaneReplay:
         if td.shape != keys.shape:
             got, expected = list(td.shape), f'{list(keys.shape)}, like the keys'
             raise BlockError('LaneReplay', 'td has the wrong shape', got, expected)
+        if not len(keys):
+            return
         self.counts[1] += self.sampler.update(keys.to(self.device), td)
 
     def __len__(self):
@@ -631,9 +642,9 @@ class LaneReplay:
     @property
     def nbytes(self) -> int:
         "Return the number of bytes reserved"
-        columns = dict(named_leaves(self.store.columns or {}))
+        tensors = self._named(self.store.columns or {}, self._parts()).values()
         sums = getattr(self.sampler, 'levels', [])[1:]
-        return sum(x.nbytes for x in [*columns.values(), *self._parts().values(), *sums])
+        return sum(x.nbytes for x in [*tensors, *sums])
 
     def stats(self) -> dict:
         "Return counts of rows, and of what was lost or dropped; this waits for the device"
@@ -683,6 +694,9 @@ class LaneReplay:
             counts=self.counts,
         )
 
+    def _named(self, columns, parts):
+        return dict(named_leaves(dict(columns=columns, parts=parts)))
+
     def _settings(self):
         store = self.store
         return [store.envs, store.steps, store.room, store.finals, type(self.sampler).__name__]
@@ -691,7 +705,7 @@ class LaneReplay:
         "Return all rows and the state of the sampler"
         return dict(
             settings=self._settings(),
-            sure=self._sure,
+            sure=self.store.sure,
             generator=self.generator.get_state(),
             columns=map_leaves(torch.clone, self.store.columns or {}),
             parts={k: x.clone() for k, x in self._parts().items()},
@@ -703,12 +717,13 @@ class LaneReplay:
         columns = store.columns
         if columns is None:
             columns = map_leaves(partial(torch.empty_like, device=self.device), state['columns'])
-            for name, x in named_leaves(columns):
-                rows = store.size + (store.room + 1) * (name[:5] == 'state')
-                if len(x) != rows or not {*STEP[:3]} <= columns.keys():
-                    raise TypeError(f'{name} has {len(x)} rows')
-        here = dict(named_leaves(columns)) | self._parts()
-        saved = dict(named_leaves(state['columns'])) | state['parts']
+            for top, column in columns.items():
+                rows = store.size + (store.room + 1) * (top == 'state')
+                lengths = {len(x) for _, x in named_leaves(column)}
+                if lengths != {rows} or not {*STEP[:3]} <= columns.keys():
+                    raise TypeError(f'{top} has {lengths} rows')
+        here = self._named(columns, self._parts())
+        saved = self._named(state['columns'], state['parts'])
         for name in here.keys() | saved.keys():
             if (saved[name].shape, saved[name].dtype) != (here[name].shape, here[name].dtype):
                 raise TypeError(f'{name} does not fit')
@@ -737,12 +752,14 @@ class LaneReplay:
             columns = self._fitting(state)
         except (AttributeError, KeyError, RuntimeError, TypeError) as e:
             raise StateError('LaneReplay', 'the saved state is damaged', in_words(e)) from e
-        here = dict(named_leaves(columns)) | self._parts()
-        for name, x in (dict(named_leaves(state['columns'])) | state['parts']).items():
+        here = self._named(columns, self._parts())
+        for name, x in self._named(state['columns'], state['parts']).items():
             here[name].copy_(x)
         self.store.columns = columns or None
         self.generator.set_state(state['generator'].cpu())
-        self._sure = state['sure']
+        self.store.sure = state['sure']
+        self._seen = None
+        self._before = [int(self.counts[0]), int(self.store.resets)]
         self.sampler.restored()
         self._last = None
 

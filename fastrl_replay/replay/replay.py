@@ -278,8 +278,8 @@ class Replay(Pipe):
         truncated=False,  # the `truncated` flag of `env.step`
         *,
         env_id=0,  # integer id of the environment, of the first sub-environment, or of each
-        # `info.get('final_obs')` of a vector that resets in the same step (`final_observation` before
-        # gymnasium 1.0); None: it does not
+        # `info.get('final_obs')` of a vector that resets in the same step, or `final_observation`
+        # with gymnasium 0.29; None: it does not
         final_obs=None,
         # 'next_step', 'same_step' or 'disabled': how a vector resets; None: the loop resets it, or
         # `final_obs` tells

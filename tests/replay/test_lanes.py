@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import warnings
 from itertools import islice
 
 import numpy as np
@@ -475,6 +476,43 @@ def test_damaged_states_are_refused(damage):
     after = used.state_dict()
     assert all(torch.equal(after['parts'][k], x) for k, x in before['parts'].items())
     assert fresh.store.columns is None
+
+
+def test_columns_may_have_any_other_name():
+    "Also those of attributes, and those that begin like the observations"
+    replay, fresh, zeros = LaneReplay(2, 5), LaneReplay(2, 5), torch.zeros(2)
+    more = dict(count=zeros + 7, ends=zeros + 8, state_h=zeros + 9)
+    replay.add_step(zeros, zeros, zeros, zeros, **flags(2), **more)
+    fresh.load_state_dict(through_file(replay.state_dict()))
+    batch = fresh.take(torch.arange(2))
+    assert [batch[name].tolist() for name in more] == [[7, 7], [8, 8], [9, 9]]
+
+
+def test_a_loaded_replay_does_not_warn_of_the_past():
+    replay, zeros = LaneReplay(3, 50), torch.zeros(3)
+    fresh = LaneReplay(3, 50)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        for t in range(700):
+            replay.add_step(zeros + t, zeros, zeros, zeros + t + 0.5, **flags(3))
+    fresh.load_state_dict(replay.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        for t in range(700):
+            fresh.add_step(zeros + t, zeros, zeros, zeros + t + 1, **flags(3))
+
+
+@pytest.mark.parametrize('as_', [lambda x: x[:, :1], lambda x: dict(a=x, b=x + 0)['a'].view(2, 2)])
+def test_views_of_a_tensor_that_is_overwritten(as_):
+    replay, buffer, zeros = LaneReplay(2, 50, seed=0), torch.zeros(2, 2), torch.zeros(2)
+    replay.add_step(as_(buffer.clone()), zeros, zeros, as_(buffer), **flags(2))
+    for _ in range(10):
+        obs = as_(buffer)
+        buffer += 1
+        replay.add_step(obs, zeros, zeros, as_(buffer), **flags(2))
+    batch = replay.sample(100)
+    assert torch.equal(batch.state[:, 0], (batch.index // 2 - 1).clamp(0).float())
+    assert not batch.truncated.any()
 
 
 def test_steps_of_a_loaded_replay_are_checked():
