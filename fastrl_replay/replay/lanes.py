@@ -184,8 +184,10 @@ class LaneStore:
 
     def _keep(self, obs, which, at, keys):
         "Keep the last observations of the episodes that end with these rows"
-        if self.device.type == 'cpu' and not which.any():
-            return  # a GPU would have to wait for this
+        if self.device.type == 'cpu':  # a GPU would have to wait for their number
+            chosen = which.nonzero()[:, 0]
+            obs = map_leaves(lambda x: x.index_select(0, chosen), obs)
+            which, at, keys = which[chosen], at[chosen], keys[chosen]
         # what is not kept goes to the place after the last one
         place = torch.where(which, (self.ended + which.cumsum(0) - 1) % self.room, self.room)
         self._write('state', self.size + place, obs)
