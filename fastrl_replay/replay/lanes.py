@@ -174,7 +174,7 @@ class LaneStore:
         at = before % self.size
         ends = self.ends.index_select(0, at)
         if not self.sure:
-            # if an environment goes on from `next_obs`, this began its next episode
+            # if an environment continues from `next_obs`, this began its next episode
             ends = torch.where(differs, ends, ends & 3)
         differs &= (ends == 0) & (before >= 0)
         self.resets += differs.sum()
@@ -438,8 +438,8 @@ class LaneReplay:
         # numbers of drawn rows whose last observation is missing, of TD errors that were
         # dropped, and of rewards that are not finite
         self.counts = torch.zeros(3, dtype=torch.int64, device=self.device)
-        self._last = None  # the `next_obs` of the last step
-        self._tensors = None
+        self._tensors = None  # the `next_obs` of the last step
+        self._last = []  # their memory, and its version
         self._looks = 0
         self._seen = None  # the numbers of lost observations and of resets at the last look
         self._warned = set()
@@ -473,6 +473,7 @@ class LaneReplay:
         self.sampler.added(now, after)
         self.counts[2] += (~torch.isfinite(given['reward'])).sum()
         self._tensors = given['next_obs']  # so that their memory is not given to others
+        self._last = [_memory(x) for _, x in named_leaves(self._tensors)]
         self.store.sure = final_obs is not None
         self._look()
         return keys
@@ -485,13 +486,11 @@ class LaneReplay:
     def _is_stored(self, given):
         "Return True if the observations are the tensors of the last `next_obs`, and unchanged"
         obs = [_memory(x) for _, x in named_leaves(given['state'])]
-        # a simulator that writes each step into one tensor has changed it since
         new = [_memory(x) for _, x in named_leaves(given['next_obs'])]
         last = self._last
-        self._last = new
-        overwritten = [x[:-1] for x in obs] == [x[:-1] for x in new]
-        if overwritten:
-            obs, last = ([x[:-1] for x in found or []] for found in (obs, last))
+        if [x[:-1] for x in obs] == [x[:-1] for x in new]:
+            # a simulator that writes each step into one tensor has changed it since
+            obs, last = ([x[:-1] for x in found] for found in (obs, last))
         return obs == last
 
     def _check(self, given):
@@ -540,8 +539,7 @@ class LaneReplay:
             got = f'{resets} episodes that ended without a flag'
             remedy = 'pass next_obs as obs of the next step; normalize batches, not observations'
         elif lost:
-            what = 'last observations of truncated episodes are missing; rows that need them'
-            what += ' have weight 0'
+            what = 'last observations are missing; truncated rows that need them have weight 0'
             got = f'{lost} such rows in the latest batches'
             remedy = 'pass final_obs if the environments reset themselves; if you already do, '
             remedy += f"increase room above {self.store.room}, or pass finals='truncated'"
@@ -644,9 +642,9 @@ class LaneReplay:
     @property
     def nbytes(self) -> int:
         "Return the number of bytes reserved"
-        tensors = self._named(self.store.columns or {}, self._parts()).values()
-        sums = getattr(self.sampler, 'levels', [])[1:]
-        return sum(x.nbytes for x in [*tensors, *sums])
+        tensors = list(self._named(self.store.columns or {}, self._parts()).values())
+        tensors += getattr(self.sampler, 'levels', [])[1:]
+        return sum(x.nbytes for x in tensors)
 
     def stats(self) -> dict:
         "Return counts of rows, and of what was lost or dropped; this waits for the device"
@@ -739,7 +737,7 @@ class LaneReplay:
         state: dict,  # the result of `state_dict` of a replay with the same arguments
     ):
         "Restore a saved state; an invalid one changes nothing"
-        form = dict.fromkeys(('settings', 'generator', 'columns', 'parts'), anything)
+        form = dict.fromkeys(['settings', 'generator', 'columns', 'parts'], anything)
         state = checked('LaneReplay', dict(form, sure=flag), state)
         if state['settings'] != self._settings():
             raise StateError(
@@ -763,7 +761,7 @@ class LaneReplay:
         self._seen = None
         self._before = [int(self.counts[0]), int(self.store.resets)]
         self.sampler.restored()
-        self._last = None
+        self._last = []
 
 # %% ../../nbs/replay/lanes.ipynb #a1005700
 @stage('lane_replay')
