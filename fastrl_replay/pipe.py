@@ -86,12 +86,16 @@ class _ShortHelp(type(IterDataPipe)):
     def __dir__(cls):  # `help` calls this first
         # dataclasses document their own fields
         documented = [c for c in cls.__mro__ if is_dataclass(c)][::-1] or [cls.__init__]
-        found = {k: v for f in documented for k, v in docments(f).items() if v}
+        try:
+            found = {k: v for f in documented for k, v in docments(f).items() if v}
+        except OSError:  # its source is in no file
+            found = {}
         cls.__init__.__doc__ = '\n'.join(f'{k}: {" ".join(v.split())}' for k, v in found.items())
         ours = {k: v for c in cls.__mro__ if issubclass(c, Saves) for k, v in vars(c).items()}
+        public = {k: v for k, v in ours.items() if k[0] != '_' and k not in HOOKS}
         used = FunctionType, property
-        shown = {k for k, v in ours.items() if isinstance(v, used) and not hasattr(v, 'stage')}
-        return ['__init__', *(k for k in shown - HOOKS if k[0] != '_')]
+        shown = [k for k, v in public.items() if isinstance(v, used) and not hasattr(v, 'stage')]
+        return ['__init__', *shown]
 
 # %% ../nbs/pipe.ipynb #350ab425
 class Pipe(IterDataPipe, Saves, metaclass=_ShortHelp):

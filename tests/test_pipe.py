@@ -76,6 +76,13 @@ def test_help_of_a_stage_is_short_and_explains_its_parameters(cls):
         assert re.search(f'^ [|] +{name}: .', text, re.M), name
 
 
+def test_help_of_a_stage_without_source():
+    "For example, of one that was entered in a terminal"
+    names = dict(Pipe=Pipe)
+    exec('class Mine(Pipe):\n    def __init__(self, source, by=3): self.by = by', names)
+    assert 'by=3' in pydoc.plain(pydoc.render_doc(names['Mine']))
+
+
 @pytest.fixture
 def registry(monkeypatch):
     "Forget after the test what it registers"
