@@ -106,24 +106,28 @@ def compare(device, envs, steps, repeat):
     action, reward, never = rand(ACT), rand(), rand() < 0
     ends = [rand() < .01 for _ in range(9)]
     ours = LaneReplay(envs, steps, device=device, seed=0)
+    compared = LaneReplay(envs, steps, device=device, seed=0)  # with obs in every step
     weighted = LaneReplay(envs, steps, device=device, seed=0, sampler=LanePriority())
     half = LaneReplay(envs, steps, device=device, dtype=dict(state=torch.bfloat16))
     ring, rl = Ring(envs, steps, device), torchrl_storage(envs, steps, device)
-    adders = dict(ours=ours.add_step, by_priority=weighted.add_step, ring=ring.add)
+    adders = dict(ours=ours.add_step, by_priority=weighted.add_step)
+    others = dict(compared=compared.add_step, ring=ring.add)
     if rl:
-        adders['torchrl'] = rl[0]
+        others['torchrl'] = rl[0]
 
-    def adding(add):
+    def adding(add, continues=False):
         moments = count()
 
         def step():
             i = next(moments)
-            after = states[(i + 1) % 9]
-            add(states[i % 9], action, reward, after, ends[i % 9], never, after)
+            obs, after = states[i % 9], states[(i + 1) % 9]
+            obs = None if continues and i else obs
+            add(obs, action, reward, after, ends[i % 9], never, after)
 
         return step
 
-    jobs = {name: adding(add) for name, add in adders.items()}
+    jobs = {name: adding(add, continues=True) for name, add in adders.items()}
+    jobs.update((name, adding(add)) for name, add in others.items())
     for job in jobs.values():
         for _ in range(steps + 8):
             job()

@@ -33,7 +33,8 @@ groups = {
     + within(
         'tutorials',
         'saving_and_loading on_disk replay_from_pixels recurrent_agents goals_in_hindsight '
-        'your_data several_agents simulators scaling_out sizing your_own_sampler your_own_stage '
+        'your_data several_agents simulators simulator_training scaling_out sizing '
+        'your_own_sampler your_own_stage '
         'callbacks coming_from',
     )
     + ' sb3 how_fast howto faq',
@@ -79,6 +80,7 @@ words = {  # what people search for, where the page says it in other words
     'tutorials/several_agents': 'multi-agent; MARL; PettingZoo; QMIX; MADDPG',
     'tutorials/simulators': 'Isaac Lab; IsaacLab; Isaac Gym; ManiSkill; MuJoCo Playground; '
     'Brax; GPU simulator; batched environment',
+    'tutorials/simulator_training': 'FastTD3; TD3; off-policy; GPU training; learner loop',
     'tutorials/scaling_out': 'Ray; RLlib; cluster; several machines; lost machine; node failure; '
     'several GPUs; multi-GPU; NCCL; distributed; num_workers; Ape-X; Reverb; DDP; torchrun',
     'tutorials/sizing': 'how many actors; simulation; throughput',

@@ -59,14 +59,7 @@ from .replay.prioritized import PrioritizedReplay
 from .replay.sequences import SequenceReplay
 from .replay.hindsight import HindsightReplay
 from .replay.mixture import Mixture
-from fastrl_replay.replay.lanes import (
-    LaneBatch,
-    LaneBatches,
-    LanePriority,
-    LaneRecent,
-    LaneReplay,
-    LaneUniform,
-)
+from .replay.lanes import LaneBatch, LaneBatches, LanePriority, LaneReplay, LaneUniform
 from .data.datasets import read_minari, write_minari
 from fastrl_replay.learning.losses import (
     double_q_target,
@@ -180,7 +173,6 @@ __all__ = [
     'LaneBatch',
     'LaneBatches',
     'LanePriority',
-    'LaneRecent',
     'LaneReplay',
     'LaneUniform',
     'Sequences',

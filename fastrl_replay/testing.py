@@ -322,32 +322,27 @@ class ScriptedLanes:
     ):
         self.lengths = [[*own] for own in lengths]
         self.num_envs = len(self.lengths)
-        self.device = torch.device(device)
-        self.place = [[0, 0] for _ in self.lengths]  # episode and step of each environment
-
-    def _obs(self):
-        rows = [[env, *place] for env, place in enumerate(self.place)]
-        return torch.tensor(rows, dtype=torch.float32, device=self.device)
+        self.device = device
 
     def reset(self, *, seed=None, options=None):
         "Begin the first episodes; an observation is: environment, episode, step"
-        self.place = [[0, 0] for _ in self.lengths]
-        return self._obs(), {}
+        rows = [[env, 0, 0] for env in range(self.num_envs)]
+        self.obs = torch.tensor(rows, dtype=torch.float32, device=self.device)
+        return self.obs.clone(), {}
 
     def step(self, action):
         "Return a step of all environments; a reward is 100 · episode + step"
-        last = self._obs() + torch.tensor([0, 0, 1], device=self.device)
-        flags = []
-        for place, lengths in zip(self.place, self.lengths):
-            length = lengths[place[0] % len(lengths)]
-            place[1] += 1
-            over = place[1] == abs(length)
-            flags.append([over and length > 0, over and length < 0])
-            if over:
-                place[:] = place[0] + 1, 0
-        flags = torch.tensor(flags, device=self.device)
-        info = dict(final_observation=last) if flags.any() else {}
-        return self._obs(), 100 * last[:, 1] + last[:, 2], *flags.unbind(1), info
+        self.obs[:, 2] += 1
+        last = self.obs.clone()
+        episodes = zip(self.lengths, last[:, 1].tolist())
+        lengths = [own[int(k) % len(own)] for own, k in episodes]
+        lengths = torch.tensor(lengths, device=self.device)
+        over = last[:, 2] == lengths.abs()
+        self.obs[over, 1] += 1
+        self.obs[over, 2] = 0
+        reward = 100 * last[:, 1] + last[:, 2]
+        info = dict(final_observation=last) if over.any() else {}
+        return self.obs.clone(), reward, over & (lengths > 0), over & (lengths < 0), info
 
 # %% ../nbs/testing.ipynb #49794e9d
 def check_contract(

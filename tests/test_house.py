@@ -57,7 +57,7 @@ SURFACE = {
     'replay.sequences': 'SequenceReplay',
     'replay.hindsight': 'HindsightReplay',
     'replay.mixture': 'Mixture',
-    'replay.lanes': ('LaneBatch LaneBatches LanePriority LaneRecent LaneReplay LaneUniform'),
+    'replay.lanes': ('LaneBatch LaneBatches LanePriority LaneReplay LaneUniform'),
     'data.datasets': 'read_minari write_minari',
     'learning.losses': 'double_q_target mixed_priority n_step_targets rescale unrescale',
     'learning.networks': 'Branches Dueling FlattenSpace RecurrentNet conv_net value_net',

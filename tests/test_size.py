@@ -10,7 +10,7 @@ from test_house import ROOT
 
 # In tokens: names, operators, numbers and strings without docstrings.
 # Lower a number when code was deleted.
-MOST = dict(fastrl_replay=168_030, tests=238_000)
+MOST = dict(fastrl_replay=167_300, tests=239_500)
 KINDS = tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING
 
 

@@ -70,8 +70,6 @@ class TensorStepper(Pipe):
             with torch.no_grad():
                 action = self.policy(obs)
             self._obs, reward, terminated, truncated, info = self.env.step(action)
-            if isinstance(self._obs, dict):  # whose entries the environment may replace
-                self._obs = dict(self._obs)
             yield dict(
                 obs=obs,
                 action=action,

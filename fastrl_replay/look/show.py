@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['GRAY', 'COLORS', 'INK', 'STYLE', 'STYLES', 'WORKER_CHARTS', 'draw_chart', 'draw_ring', 'figure_class',
-           'png_of_figure', 'figure_of', 'png', 'charts_png', 'table', 'curves', 'bars_by', 'show']
+           'png_of_figure', 'figure_of', 'png', 'charts_png', 'table', 'curves', 'bars_by', 'lane_charts', 'show']
 
 # %% ../../nbs/look/show.ipynb #685d7942
 import io
 from functools import lru_cache, partial
 from textwrap import wrap
-import numpy as np
-from .sample import ENDS, chart, samples_of
+import numpy as np, torch
+from .sample import ENDS, chart, histogram, means, samples_of
 from ..parallel.stage import Parallel
+from ..replay.lanes import LanePriority, LaneReplay
 from ..replay.mixture import Mixture
 from ..steps.errors import not_installed
 
@@ -178,6 +179,21 @@ def bars_by(title, values, x=''):
     return dict(title=title, x=x, lines=[dict(name=title, style='bars', x=edges, y=values)])
 
 
+def lane_charts(replay):
+    "Return charts of at most 20,000 rows of a `LaneReplay`"
+    first, rows = (int(x) for x in replay.store.range())
+    keys = torch.linspace(first, first + rows - 1, min(rows, 20_000), dtype=torch.float64).long()
+    batch = replay.take(keys.to(replay.device)).to('cpu')
+    seen = dict(oldest=first, inserted=first + rows)
+    columns = {k: batch[k].double().nan_to_num().numpy() for k in ('reward', *ENDS[:2])}
+    charts = [means(f'Mean of {k}', seen, keys.numpy(), x) for k, x in columns.items()]
+    charts.append(histogram('Rewards', 'reward', columns['reward'], 40))
+    if isinstance(replay.sampler, LanePriority):
+        priorities = replay.sampler.levels[0].cpu()[keys % replay.store.size]
+        charts.append(histogram('Priorities', 'priority', priorities.numpy(), 40))
+    return charts
+
+
 def show(self):
     "Return a figure that shows the contents of the memory in a notebook"
     who = f'{type(self).__name__}.show'
@@ -199,7 +215,10 @@ def show(self):
         charts = [
             bars_by('fractions of a batch: ' + ', '.join(self.replays), self.shares_now().tolist())
         ]
-    if not isinstance(self, Parallel) or self.draws_batches:
+    if isinstance(self, LaneReplay):
+        title = repr(self)
+        charts = lane_charts(self)
+    elif not isinstance(self, Parallel) or self.draws_batches:
         samples = samples_of(self, 100_000)
     panels = [partial(draw_chart, chart=chart) for chart in charts]
     for s in samples:

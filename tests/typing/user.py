@@ -128,7 +128,7 @@ keys = ExperienceReplay(bs=4).add_step(
 size: int = len(replay)
 batches: Iterator[Any] = iter(replay)
 lanes = LaneReplay(2, 100, bs=8, n=3, sampler=LanePriority(alpha=0.5), seed=0)
-for sampler in (LaneUniform(each=True), LaneRecent(0.99)):
+for sampler in (LaneUniform(each=True), LaneUniform(decay=0.99)):
     LaneReplay(2, 100, sampler=sampler)
 world = ScriptedLanes([[2], [-3]])
 acting = TensorStepper(world, lambda obs: torch.zeros(len(obs)), seed=0)
