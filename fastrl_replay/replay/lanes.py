@@ -118,8 +118,14 @@ class LaneStore:
         first: dict,  # name → the values of a step, as tensors without rows
     ):
         "Allocate columns for steps like this one"
+        columns = {k: x for k, x in first.items() if k not in ('terminated', 'truncated')}
+        known = [*columns, *dict(named_leaves(columns))]
+        unknown = [k for k in self.dtype if k not in known]
+        if unknown:
+            expected = f'some of {", ".join(dict.fromkeys(known))}'
+            raise ArgumentError('LaneReplay', 'dtype has unknown columns', unknown, expected)
         self.first = first
-        for top in first.keys() - {'terminated', 'truncated'}:
+        for top in columns:
             rows = self.size + (self.room + 1) * (top == 'state')
             names = iter([name for name, _ in named_leaves(first[top], top)])
 
@@ -352,7 +358,7 @@ class LanePriority(LaneUniform):
 
 # %% ../../nbs/replay/lanes.ipynb #6f386cef
 RESERVED = 'state next_state discount n index weight mask'.split()  # columns of batches
-LOOK_EVERY = 256  # steps between two looks at the number of lost observations
+LOOK_EVERY = 100  # steps between two looks at the number of lost observations
 
 
 def _kind(x, *shape):
@@ -396,11 +402,15 @@ class LaneReplay:
             self.generator.manual_seed(seed)
         # a copy, so that several replays can be made with one sampler
         self.sampler = LaneUniform() if sampler is None else copy(sampler)
+        if not isinstance(self.sampler, LaneUniform):
+            raise ArgumentTypeError(
+                who, 'sampler', repr(sampler), 'LaneUniform() or LanePriority()'
+            )
         self.sampler.attach(self.store, self.generator)
         # numbers of drawn rows whose last observation is missing, of TD errors that were
         # dropped, and of rewards that are not finite
         self.counts = torch.zeros(3, dtype=torch.int64, device=self.device)
-        self._looks = 0  # steps since it was made or loaded
+        self._added = 0  # steps since it was made or loaded
         self._seen = torch.zeros(2)  # numbers of lost observations and of resets at the last look
         self._warned = set()
 
@@ -452,9 +462,9 @@ class LaneReplay:
         "Return what all steps must be like; raise if this one is not"
         envs = self.store.envs
         first = self.store.first
+        if not self._added and 'state' not in given:
+            raise BlockError('LaneReplay', 'the first step, also after loading, needs obs')
         if not first:
-            if 'state' not in given:
-                raise BlockError('LaneReplay', 'the first step needs obs')
             columns = {k: x for k, x in given.items() if k not in ('next_obs', 'final_obs')}
             first = map_leaves(lambda x: x.new_empty((0, *x.shape[1:])), columns)
             for name in 'reward', 'terminated', 'truncated':
@@ -468,24 +478,24 @@ class LaneReplay:
             if found != expected:
                 raise BlockError(
                     'LaneReplay',
-                    f'{name} does not fit the first step',
+                    f'{name} has a wrong shape or kind',
                     found or 'nothing',
                     expected or 'nothing',
-                    'pass the same columns in every step, with an entry for each environment',
+                    'pass one entry for each environment, and the same columns in every step',
                 )
         return first
 
     def _look(self):
         "Warn once if observations are missing, or if they do not match"
-        self._looks += 1
+        self._added += 1
         captured = self.device.type == 'cuda' and torch.cuda.is_current_stream_capturing()
-        if captured or self._looks % LOOK_EVERY:
+        if captured or self._added % LOOK_EVERY:
             return
         lost, resets = self._seen.tolist()
         what = None
-        if resets > self._looks * self.store.envs / 2:
+        if resets > (self._added - LOOK_EVERY) * self.store.envs / 2:
             what = 'most observations differ from the next_obs of the step before'
-            got = f'{resets} episodes that ended without a flag'
+            got = f'{resets} rows that look like resets'
             remedy = 'pass next_obs as obs of the next step; normalize batches, not observations'
         elif lost:
             what = 'last observations are missing; truncated rows that need them have weight 0'
@@ -678,7 +688,7 @@ class LaneReplay:
             raise StateError('LaneReplay', what, in_words(e), remedy=remedy) from e
         for name, x in saved.items():
             here[name].copy_(x)
-        self._looks = 0
+        self._added = 0
         self._seen = torch.zeros(2)
         self.counts.zero_()
         self.store.resets.zero_()
@@ -703,9 +713,9 @@ class LaneBatches(Pipe):
     ):
         super().__init__(source)
         self.steps = steps
-        self.bs = bs
+        self.bs = as_integer('LaneBatches', 'bs', bs, 1)
         self.updates = as_integer('LaneBatches', 'updates', updates, 1)
-        self.warmup = bs if warmup is None else as_integer('LaneBatches', 'warmup', warmup)
+        self.warmup = as_integer('LaneBatches', 'warmup', bs if warmup is None else warmup)
         self.kwargs = kwargs
         self._fresh()
 

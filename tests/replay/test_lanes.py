@@ -332,10 +332,10 @@ def test_errors_come_before_anything_is_changed():
         replay.sample(2)
     zeros = torch.zeros(3)
     with pytest.raises(
-        BlockError, match=r"terminated does not fit .*got {.*int\[3, 1\].*expected {.*int\[3\]"
+        BlockError, match=r"terminated has a wrong shape .*got {.*int\[3, 1\].*expected {.*int\[3\]"
     ):
         replay.add_step(zeros, zeros, zeros, zeros, zeros[:, None].bool(), zeros.bool())
-    with pytest.raises(BlockError, match=r'state does not fit the first step; got .*float\[2\]'):
+    with pytest.raises(BlockError, match=r'state has a wrong shape or kind; got .*float\[2\]'):
         replay.add_step(zeros[:2], zeros, zeros, zeros, zeros.bool(), zeros.bool())
     replay.add_step(zeros, zeros, zeros, zeros, zeros.bool(), zeros.bool())
     with pytest.raises(ArgumentError, match='bs; got None'):
@@ -348,13 +348,13 @@ def test_the_first_step_must_have_one_structure():
     "Or the parts of last observations would be those of others"
     replay, zeros = LaneReplay(2, 5), torch.zeros(2)
     step = dict(action=zeros, reward=zeros, terminated=zeros.bool(), truncated=zeros.bool())
-    with pytest.raises(BlockError, match=r'final_obs does not fit.*critic.*expected .*state'):
+    with pytest.raises(BlockError, match=r'final_obs has a wrong shape.*critic.*expected .*state'):
         replay.add_step(zeros, next_obs=zeros, final_obs=dict(critic=zeros), **step)
-    with pytest.raises(BlockError, match='next_obs does not fit'):
+    with pytest.raises(BlockError, match='next_obs has a wrong shape'):
         replay.add_step(dict(policy=zeros), next_obs=zeros, **step)
     with pytest.raises(NotEnoughRows):
         replay.sample(2)
-    with pytest.raises(BlockError, match='the first step needs obs'):
+    with pytest.raises(BlockError, match='the first step, also after loading, needs obs'):
         replay.add_step(None, next_obs=zeros, **step)
 
 
@@ -398,7 +398,7 @@ def test_parts_are_matched_by_name_and_all_are_needed():
     after = replay.take(torch.arange(2)).next_state
     assert after['a'].tolist() == [1, 1] and after['b'].tolist() == [11, 11]
     for partial in dict(a=zeros), {}:
-        with pytest.raises(BlockError, match='final_obs does not fit'):
+        with pytest.raises(BlockError, match='final_obs has a wrong shape'):
             replay.add_step(obs, final_obs=partial, **step)
 
 
@@ -529,7 +529,7 @@ def test_views_of_a_tensor_that_is_overwritten(as_):
 def test_steps_of_a_loaded_replay_are_checked():
     fresh, zeros = LaneReplay(3, 5), torch.zeros(3)
     fresh.load_state_dict(filled().state_dict())
-    with pytest.raises(BlockError, match='value does not fit the first step; .*expected nothing'):
+    with pytest.raises(BlockError, match='value has a wrong shape or kind; .*expected nothing'):
         fresh.add_step(zeros[:, None], zeros, zeros, zeros[:, None], **flags(3), value=zeros)
     with pytest.raises(ArgumentError, match="is taken; got .*'weight'"):
         fresh.add_step(zeros[:, None], zeros, zeros, zeros[:, None], **flags(3), weight=zeros)
@@ -539,7 +539,7 @@ def test_numbers_keep_their_kind_and_gradients_are_not_kept():
     replay, whole, half = LaneReplay(2, 5), torch.zeros(2, dtype=torch.int64), torch.full((2,), 0.5)
     with torch.inference_mode():
         replay.add_step(half, half, whole, half, **flags(2))
-    with pytest.raises(BlockError, match=r'reward does not fit.*float\[2\].*int\[2\]'):
+    with pytest.raises(BlockError, match=r'reward has a wrong shape.*float\[2\].*int\[2\]'):
         replay.add_step(half, half, half, half, **flags(2))
     replay.add_step(half, torch.ones(2, requires_grad=True), whole, half, **flags(2))
     assert not replay.sample(4).action.requires_grad
@@ -572,7 +572,10 @@ def test_not_finite_rewards_are_counted():
 def test_a_chain_continues_at_every_item():
     worlds = Worlds(3, 0.3, 5)
     names = 'obs action reward next_obs terminated truncated final_obs'.split()
-    steps = [dict(zip(names, worlds.step())) for _ in range(8)]
+    steps = []
+    for _ in range(8):
+        worlds.continues = False  # so that `obs` is given
+        steps.append(dict(zip(names, worlds.step())))
 
     def chain():
         return Items(steps).lane_replay(
