@@ -11,6 +11,7 @@ import torch
 from ..pipe import Pipe
 from .slots import as_mode
 from ..steps.errors import ArgumentError, ArgumentTypeError, problem
+from ..steps.nested import map_leaves
 
 # %% ../../nbs/envs/tensor_stepper.ipynb #3a17a414
 FINALS = 'final_obs', 'final_observation', 'terminal_observation'  # names in Gymnasium and others
@@ -39,10 +40,10 @@ class TensorStepper(Pipe):
                 'TensorStepper', 'policy must be a function', type(policy).__name__
             )
         mode = as_mode(getattr(env, 'metadata', {}).get('autoreset_mode'), 'TensorStepper')
-        if mode == 'next_step':
+        if mode not in (None, 'same_step'):
             raise ArgumentError(
                 'TensorStepper',
-                'the environments must not need a step for each reset',
+                'the environments must reset in the step that ends an episode',
                 mode,
                 'same_step',
                 'use GymStepper and another replay',
@@ -64,7 +65,8 @@ class TensorStepper(Pipe):
 
     def __iter__(self):
         if self._obs is None:
-            self._obs, _ = self.env.reset(seed=self.seed)
+            obs, _ = self.env.reset(seed=self.seed)
+            self._obs = map_leaves(torch.clone, obs)  # `step` may overwrite it
         while True:
             obs = self._obs
             with torch.no_grad():

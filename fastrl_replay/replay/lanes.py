@@ -28,7 +28,7 @@ from fastrl_replay.steps.errors import (
     outside,
     problem,
 )
-from ..steps.nested import map_leaves, named_leaves, nested_dtype
+from ..steps.nested import map_leaves, named_leaves, nested_dtype, put
 from ..steps.states import anything, checked, integer
 from .own_steps import StepRows, as_array
 
@@ -72,6 +72,26 @@ class LaneBatch(Steps):
     def _map(self, f):
         return LaneBatch(map_leaves(f, self._columns), self._replay)
 
+    @property
+    def rows(self):
+        "Return the batch as rows of the ordinary format, in main memory"
+        rows = np.zeros(self.shape, self._dtype)
+        for name, x in self._columns.items():
+            put(rows[name], map_leaves(as_array, x))
+        return rows
+
+    def _bytes(self):
+        return Steps(self.rows)._bytes()
+
+    def _like(self, data):
+        return Steps(self.rows)._like(data)
+
+    def copy(self):
+        "Return the same rows in new memory"
+        return self._map(torch.clone)
+
+    __copy__ = copy
+
     def __reduce__(self):
         return LaneBatch, (self._columns,)
 
@@ -113,6 +133,7 @@ class LaneStore:
         # steps so far, last observations so far, and episodes that ended without a flag
         self.count, self.ended, self.resets = torch.zeros(3, dtype=torch.int64, device=self.device)
 
+    @torch.inference_mode(False)
     def open(
         self,
         first: dict,  # name → the values of a step, as tensors without rows
@@ -124,27 +145,39 @@ class LaneStore:
         if unknown:
             expected = f'some of {", ".join(dict.fromkeys(known))}'
             raise ArgumentError('LaneReplay', 'dtype has unknown columns', unknown, expected)
-        self.first = first
         for top in columns:
             rows = self.size + (self.room + 1) * (top == 'state')
             names = iter([name for name, _ in named_leaves(first[top], top)])
 
             def column(x):
                 dtype = self.dtype.get(next(names), self.dtype.get(top, x.dtype))
-                return torch.zeros((rows, *x.shape[1:]), dtype=dtype, device=self.device)
+                new = torch.zeros((rows, *x.shape[1:]), dtype=dtype, device=self.device)
+                # raises now if torch lacks the operation for this dtype
+                return new.index_copy_(0, self.lanes, torch.zeros_like(new[: self.envs]))
 
-            with torch.inference_mode(False):
-                self.columns[top] = map_leaves(column, first[top])
+            columns[top] = map_leaves(column, first[top])
+        self.first = first
+        self.columns = columns
 
     def add(
         self,
         given: dict,  # name → tensors; `state` is left out if it is the `next_obs` of before
+        first: bool,  # True if this is the first step since the replay was made or loaded
     ) -> torch.Tensor:  # keys of the new rows
         "Write a step of all environments"
         keys = self.count * self.envs + self.lanes
         now = keys % self.size
         if 'state' in given:
-            self._link(given['state'], now, keys - self.envs)
+            old = self.select('state', now)
+            if not first:
+                # a simulator that writes each step into the same memory has changed it
+                given['state'] = map_leaves(
+                    lambda old, a, b: old if a.data_ptr() == b.data_ptr() else a,
+                    old,
+                    given['state'],
+                    given['next_obs'],
+                )
+            self._link(old, given['state'], now, keys - self.envs)
         for name in self.columns.keys() & given.keys():
             self._write(name, now, given[name])
         self._write('state', (keys + self.envs) % self.size, given['next_obs'])
@@ -162,20 +195,21 @@ class LaneStore:
 
         map_leaves(write, self.columns[name], x)
 
-    def _link(self, obs, now, before):
+    def _link(self, old, obs, now, before):
         """Keep last observations that differ from these: the loop has reset those environments.
 
         If their episodes were running, they are truncated.
         """
 
         def differ(a, b):
-            pair = a, b.to(a.dtype).contiguous()
+            if not a.numel():
+                return torch.zeros_like(ends, dtype=torch.bool)
+            pair = a, torch.empty_like(a).copy_(b)
             a, b = (x.view(self.envs, -1).view(torch.uint8) for x in pair)
             return (a ^ b).amax(1) > 0  # bytes, so that NaN equals NaN
 
         at = before % self.size
         ends = self.ends.index_select(0, at)
-        old = self.select('state', now)
         parts = [x for _, x in named_leaves(map_leaves(differ, old, obs))]
         reset = torch.stack(parts).any(0) & (ends < 4) & (before >= 0)
         running = reset & (ends == 0)
@@ -227,8 +261,8 @@ class LaneStore:
 
     def after(self, keys, ends) -> tuple:
         "Return the indices of the observations after these rows, and which of them are lost"
-        place = (ends >> 2).to(torch.int64) - 1
-        owner = self.owner.index_select(0, place.clamp(0, self.room).flatten()).view(place.shape)
+        place = (ends >> 2).to(torch.int64).clamp(max=self.room) - 1
+        owner = self.owner.index_select(0, place.clamp(min=0).flatten()).view(place.shape)
         kept = (place >= 0) & (owner == keys)
         lost = (ends & 3 == 2) & ~kept
         return torch.where(kept, self.size + place, (keys + self.envs) % self.size), lost
@@ -284,7 +318,7 @@ class LaneUniform:
                 expected = f'a multiple of the number of environments, {envs}'
                 raise ArgumentError('LaneUniform', 'bs', bs, expected)
             lane = self.store.lanes.repeat(bs // envs)
-        return first + (steps - 1 - age) * envs + lane, torch.ones(bs, device=age.device)
+        return first + (steps - 1 - age) * envs + lane, torch.ones_like(age, dtype=torch.float32)
 
 # %% ../../nbs/replay/lanes.ipynb #5dc0d623
 WIDTH = 16  # children of a node; trees with 32, 64 and 128 were slower
@@ -313,7 +347,7 @@ class LanePriority(LaneUniform):
             dtype = torch.float64 if self.levels else torch.float32
             level = torch.zeros(size * WIDTH, dtype=dtype, device=store.device)
             self.levels += (level,)
-        self.largest = torch.ones((), device=store.device)
+        self.largest = torch.ones((), dtype=torch.float32, device=store.device)
 
     def _set(self, at, priorities):
         "Set priorities, and add up the levels above them"
@@ -331,7 +365,7 @@ class LanePriority(LaneUniform):
 
     def update(self, keys, td):
         store = self.store
-        priorities = (td.abs().to(torch.float32) + self.eps) ** self.alpha
+        priorities = (td.to(torch.float32).abs() + self.eps) ** self.alpha
         taken = store.present(keys) & torch.isfinite(priorities)
         # above 0, so that rows can be drawn if all errors are 0
         priorities = torch.where(taken, priorities.clamp(1e-30, 1e30), 0)
@@ -345,13 +379,16 @@ class LanePriority(LaneUniform):
         total = self.levels[-1].sum(dtype=torch.float64)
         mass = self.random(bs) * total
         for level in reversed(self.levels):
-            sums = level.view(-1, WIDTH).index_select(0, at).cumsum(1, dtype=torch.float64)
+            nodes = level.view(-1, WIDTH)
+            at = at.clamp(max=len(nodes) - 1)  # only if there is no priority at all
+            sums = nodes.index_select(0, at).cumsum(1, dtype=torch.float64)
             # less than the last sum, despite rounding: a child with priority 0 is never drawn
             mass = torch.minimum(mass, sums[:, -1] * (1 - 1e-15))
             child = (sums <= mass[:, None]).sum(1)
             mass = mass - pad(sums, (1, 0)).gather(1, child[:, None])[:, 0]
             at = at * WIDTH + child
         first, rows = store.range()
+        at = at.clamp(max=store.size - 1)
         probability = self.levels[0].index_select(0, at) / total
         weight = (probability * rows) ** -self.beta
         return first + (at - first) % store.size, (weight / weight.max()).to(torch.float32)
@@ -362,12 +399,13 @@ LOOK_EVERY = 100  # steps between two looks at the number of lost observations
 
 
 def _kind(x, *shape):
-    return f'{"float" if x.is_floating_point() else "int"}{[*shape]}'
+    return f'{str(x.dtype).removeprefix("torch.")}{[*shape]}'
 
 
 class LaneReplay:
     "Replay buffer of environments that step together; all of its rows stay on one device"
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         envs: int,  # number of environments
@@ -433,8 +471,8 @@ class LaneReplay:
         taken = [k for k in columns if k in RESERVED]
         if taken:
             raise ArgumentError('LaneReplay', 'the name of a column is taken', taken)
-        values = obs, action, reward, next_obs, terminated, truncated, final_obs
-        given = dict(zip(STEP, values)) | columns
+        flags = (self._tensor(x) != 0 for x in (terminated, truncated))
+        given = dict(zip(STEP, (obs, action, reward, next_obs, *flags, final_obs))) | columns
         given = {
             k: map_leaves(self._tensor, x)
             for k, x in given.items()
@@ -443,20 +481,18 @@ class LaneReplay:
         first = self._checked(given)
         if not self.store.first:
             self.store.open(first)
-        elif obs is not None:
-            same = map_leaves(
-                lambda a, b: a.data_ptr() == b.data_ptr(), given['state'], given['next_obs']
-            )
-            if all(x for _, x in named_leaves(same)):
-                del given['state']  # a simulator that writes each step there has changed it
-        keys = self.store.add(given)
+        keys = self.store.add(given, not self._added)
         self.sampler.added(keys)
         self.counts[2] += (~torch.isfinite(given['reward'])).sum()
         self._look()
         return keys
 
     def _tensor(self, x):
-        return torch.as_tensor(x, device=self.device).detach()
+        try:
+            return torch.as_tensor(x, device=self.device).detach()
+        except (RuntimeError, TypeError, ValueError) as e:
+            what = f'a value of type {type(x).__name__} cannot be a tensor'
+            raise ArgumentTypeError('LaneReplay', what, in_words(e)) from e
 
     def _checked(self, given):
         "Return what all steps must be like; raise if this one is not"
@@ -478,7 +514,7 @@ class LaneReplay:
             if found != expected:
                 raise BlockError(
                     'LaneReplay',
-                    f'{name} has a wrong shape or kind',
+                    f'{name} has a wrong shape or dtype',
                     found or 'nothing',
                     expected or 'nothing',
                     'pass one entry for each environment, and the same columns in every step',
@@ -521,9 +557,10 @@ class LaneReplay:
         who = 'LaneReplay'
         bs = self.bs if bs is None else bs
         bs = as_integer(who, 'bs', bs, 1, remedy='pass bs to LaneReplay or to sample')
-        n = as_integer(who, 'n or length', length or n or self.n, 1)
+        n = as_integer(who, 'n', self.n if n is None else n, 1)
+        if length is not None:
+            n = as_integer(who, 'length', length, 1)
         gamma = number(who, 'gamma', self.gamma if gamma is None else gamma, 0, 1)
-        self._check_rows()
         keys, weight = self.sampler.draw(bs)
         batch, lost = self._draw(keys, weight, n, gamma, length is not None)
         self.counts[0] += lost.sum()
@@ -538,19 +575,18 @@ class LaneReplay:
         n: int = 1,  # steps of the n-step returns
     ) -> LaneBatch:
         "Return rows by their keys; rows that are gone have weight 0"
-        self._check_rows()
+        n = as_integer('LaneReplay', 'n', n, 1)
+        keys = self._tensor(keys)
         here = self.store.present(keys)
         newest = self.store.count * self.store.envs - 1
         columns, _ = self._draw(torch.where(here, keys, newest), here.float(), n, self.gamma)
         return LaneBatch(dict(columns, index=keys), self)
 
-    def _check_rows(self):
-        if not self.store.first:
-            raise NotEnoughRows('LaneReplay', 'there are no rows', remedy='add a step first')
-
     def _draw(self, keys, weight, n, gamma, sequences=False):
         "Return the columns of rows with `n`-step returns, or of sequences of `n` rows"
         store = self.store
+        if not store.first:
+            raise NotEnoughRows('LaneReplay', 'there are no rows', remedy='add a step first')
         ahead, at, ends, same = store.ahead(keys, n)
         rewards = store.select('reward', at)
         rewards = rewards.to(torch.promote_types(rewards.dtype, torch.float32))
@@ -560,7 +596,7 @@ class LaneReplay:
             more = dict(mask=same)
         else:
             at = at[:, 0]
-            merged = same.sum(1)
+            merged = same.sum(1).clamp(min=1)  # 0 only if a damaged state was loaded
             last = keys + (merged - 1) * store.envs
             ends = ends.gather(1, merged[:, None] - 1)[:, 0]
             powers = gamma ** torch.arange(n, device=self.device, dtype=rewards.dtype)
@@ -590,12 +626,12 @@ class LaneReplay:
         td,  # TD errors, one for each row
     ):
         "Set priorities from TD errors; errors of overwritten rows are dropped and counted"
-        td = self._tensor(td)
+        keys, td = self._tensor(keys), self._tensor(td)
         if td.shape != keys.shape:
             got, expected = list(td.shape), f'{list(keys.shape)}, like the keys'
             raise BlockError('LaneReplay', 'td has the wrong shape', got, expected)
         if len(keys):
-            self.counts[1] += self.sampler.update(keys.to(self.device), td)
+            self.counts[1] += self.sampler.update(keys, td)
 
     def __len__(self):
         _, rows = self.store.range()
@@ -608,7 +644,9 @@ class LaneReplay:
     def _tensors(self):
         "Return all tensors of the replay by name"
         parts = dict(store=vars(self.store), sampler=vars(self.sampler), counts=self.counts)
-        return {name: x for name, x in named_leaves(parts) if torch.is_tensor(x)}
+        tensors = {name: x for name, x in named_leaves(parts) if torch.is_tensor(x)}
+        del tensors['store.lanes']  # always the same
+        return tensors
 
     @property
     def nbytes(self) -> int:
@@ -643,7 +681,8 @@ class LaneReplay:
         for i in range(0, len(batch), self.store.envs):
             step = batch[i : i + self.store.envs]
             values = {k: map_leaves(as_array, step[k]) for k in sorted(names)}
-            blocks.append(maker.make(values, mode='disabled').copy())
+            final = values['next_state']
+            blocks.append(maker.make(values, final_obs=final, mode='same_step').copy())
             maker.done()
         return Steps(np.concatenate(blocks)[batch.weight.numpy() > 0])
 
@@ -666,6 +705,8 @@ class LaneReplay:
     ):
         "Restore a saved state; an invalid one changes nothing"
         before = self.store.first
+        names = 'settings', 'generator', 'first', 'tensors'
+        state = checked('LaneReplay', dict.fromkeys(names, anything), state)
         try:
             if state['settings'] != self._settings():
                 raise ValueError(f'settings {state["settings"]} are not {self._settings()}')
@@ -676,7 +717,8 @@ class LaneReplay:
             for name in here.keys() | saved.keys():
                 x = saved[name]
                 # numbers and priorities, from 0 on
-                good = 'columns' in name or ((x >= 0) & (x < math.inf)).all()
+                most = 2**40 if x.dtype == torch.int64 else math.inf
+                good = 'columns' in name or ((x >= 0) & (x < most)).all()
                 if not good or (x.shape, x.dtype) != (here[name].shape, here[name].dtype):
                     raise ValueError(f'{name} does not fit')
             self.generator.set_state(state['generator'].cpu())
@@ -760,7 +802,7 @@ class LaneBatches(Pipe):
         if state['replay'] is not None:
             replay = self._make(state['replay']['settings'][0])
             replay.load_state_dict(state['replay'])
-        return dict(state, replay=replay)
+        return dict(state, replay=replay, due=0 if replay is None else state['due'])
 
     def restore(self, state):
         vars(self).update(state)

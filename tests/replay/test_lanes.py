@@ -1,5 +1,6 @@
 """`LaneReplay` against lists of transitions, one for each environment."""
 
+import copy
 import pickle
 import random
 import warnings
@@ -13,6 +14,7 @@ from scipy.stats import chisquare
 
 from fastrl_replay.all import *
 from fastrl_replay.replay.lanes import LOOK_EVERY
+from fastrl_replay.steps.core import pack, unpack
 from fastrl_replay.testing import through_file
 
 GAMMA = 0.9
@@ -332,10 +334,11 @@ def test_errors_come_before_anything_is_changed():
         replay.sample(2)
     zeros = torch.zeros(3)
     with pytest.raises(
-        BlockError, match=r"terminated has a wrong shape .*got {.*int\[3, 1\].*expected {.*int\[3\]"
+        BlockError,
+        match=r"terminated has a wrong shape .*got {.*bool\[3, 1\].*expected {.*bool\[3\]",
     ):
         replay.add_step(zeros, zeros, zeros, zeros, zeros[:, None].bool(), zeros.bool())
-    with pytest.raises(BlockError, match=r'state has a wrong shape or kind; got .*float\[2\]'):
+    with pytest.raises(BlockError, match=r'state has a wrong shape or dtype; got .*float32\[2\]'):
         replay.add_step(zeros[:2], zeros, zeros, zeros, zeros.bool(), zeros.bool())
     replay.add_step(zeros, zeros, zeros, zeros, zeros.bool(), zeros.bool())
     with pytest.raises(ArgumentError, match='bs; got None'):
@@ -529,7 +532,7 @@ def test_views_of_a_tensor_that_is_overwritten(as_):
 def test_steps_of_a_loaded_replay_are_checked():
     fresh, zeros = LaneReplay(3, 5), torch.zeros(3)
     fresh.load_state_dict(filled().state_dict())
-    with pytest.raises(BlockError, match='value has a wrong shape or kind; .*expected nothing'):
+    with pytest.raises(BlockError, match='value has a wrong shape or dtype; .*expected nothing'):
         fresh.add_step(zeros[:, None], zeros, zeros, zeros[:, None], **flags(3), value=zeros)
     with pytest.raises(ArgumentError, match="is taken; got .*'weight'"):
         fresh.add_step(zeros[:, None], zeros, zeros, zeros[:, None], **flags(3), weight=zeros)
@@ -539,7 +542,7 @@ def test_numbers_keep_their_kind_and_gradients_are_not_kept():
     replay, whole, half = LaneReplay(2, 5), torch.zeros(2, dtype=torch.int64), torch.full((2,), 0.5)
     with torch.inference_mode():
         replay.add_step(half, half, whole, half, **flags(2))
-    with pytest.raises(BlockError, match=r'reward has a wrong shape.*float\[2\].*int\[2\]'):
+    with pytest.raises(BlockError, match=r'reward has a wrong shape.*float32\[2\].*int64\[2\]'):
         replay.add_step(half, half, half, half, **flags(2))
     replay.add_step(half, torch.ones(2, requires_grad=True), whole, half, **flags(2))
     assert not replay.sample(4).action.requires_grad
@@ -654,3 +657,135 @@ def test_on_a_gpu_nothing_waits_for_the_device():
         replay.update_priorities(replay.sample().index, torch.ones(8, device='cuda'))
     torch.cuda.set_sync_debug_mode('default')
     check(replay.sample(200).to('cpu'), worlds, 3, 30)
+
+
+def test_batches_can_be_copied_joined_and_made_rows():
+    replay = filled()
+    batch = replay.take(torch.arange(12, 20))
+    for same in batch.copy(), copy.copy(batch):
+        same.reward.add_(1)
+        assert torch.equal(same.state, batch.state) and same.reward.eq(batch.reward + 1).all()
+    both = Steps.cat([batch, batch])
+    assert torch.equal(both.state, torch.cat([batch.state, batch.state]))
+    assert batch == batch and batch.to('cpu').rows['n'].tolist() == [1] * 8
+    assert unpack(pack(batch)) == batch
+
+
+def test_parts_that_are_overwritten_in_place_are_taken_from_the_row_before():
+    zeros = torch.zeros(1)
+    replay, buffer = LaneReplay(1, 20), torch.zeros(1)
+    replay.add_step((zeros, buffer.clone()), zeros, zeros, (zeros + 1, buffer), **flags(1))
+    for t in range(1, 4):
+        obs = zeros + t, buffer
+        buffer += 1
+        replay.add_step(obs, zeros, zeros, (zeros + t + 1, buffer), **flags(1))
+    batch = replay.take(torch.arange(4))
+    assert batch.state[1].tolist() == [0, 0, 1, 2] and not batch.truncated.any()
+
+
+class Overwriting:
+    "A simulator that always returns the same tensor"
+
+    def __init__(self):
+        self.obs = torch.zeros(2, 1)
+
+    def reset(self, *, seed=None):
+        self.obs.zero_()
+        return self.obs, {}
+
+    def step(self, action):
+        self.obs += 1
+        return self.obs, action, action.bool(), action.bool(), {}
+
+
+@pytest.mark.filterwarnings('ignore:.*begin|.*start new episodes')
+def test_a_chain_resumes_with_a_simulator_that_overwrites_its_tensor():
+    def chain():
+        act = lambda obs: torch.zeros(2)
+        return TensorStepper(Overwriting(), act).lane_replay(20, 4, warmup=1, seed=0)
+
+    before, after = chain(), chain()
+    list(islice(before, 5))
+    after.load_state_dict(through_file(before.state_dict()))
+    list(islice(after, 3))
+    batch = after.replay.take(torch.arange(0, 16, 2))
+    assert batch.state[:, 0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert batch.next_state[:, 0].tolist() == [1, 2, 3, 4, 5, 1, 2, 3]
+    assert batch.truncated.tolist() == [False] * 4 + [True] + [False] * 3
+
+
+def test_environments_that_the_loop_must_reset_are_refused():
+    env = Overwriting()
+    env.metadata = dict(autoreset_mode='disabled')
+    with pytest.raises(ArgumentError, match='must reset in the step that ends an episode'):
+        TensorStepper(env, lambda obs: obs)
+
+
+def test_a_replay_that_inference_mode_made_can_be_used_outside():
+    zeros = torch.zeros(2)
+    with torch.inference_mode():
+        replay = LaneReplay(2, 5, sampler=LanePriority())
+        replay.add_step(zeros, zeros, zeros, zeros, **flags(2))
+    replay.add_step(zeros, zeros, zeros, zeros, **flags(2))
+    replay.update_priorities(replay.sample(4).index, torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    'obs',
+    [
+        torch.zeros(1, 2)[:, 0],
+        torch.zeros(1, 3).T[:1],
+        dict(a=torch.zeros(1), empty=torch.zeros(1, 0)),
+        torch.zeros(1, 1).expand(1, 3),
+    ],
+)
+def test_layouts_of_observations(obs):
+    replay, zeros = LaneReplay(1, 5, room=1), torch.zeros(1)
+    for _ in range(3):
+        replay.add_step(obs, zeros, zeros, obs, **flags(1))
+    assert replay.stats()['resets_without_end'] == 0 and len(replay) == 3
+
+
+def test_a_first_step_that_torch_cannot_store_changes_nothing():
+    replay, zeros = LaneReplay(2, 5), torch.zeros(2)
+    with pytest.raises(NotImplementedError, match='index_copy'):
+        replay.add_step(zeros.to(torch.uint16), zeros, zeros, zeros.to(torch.uint16), **flags(2))
+    with pytest.raises(ArgumentTypeError, match='NoneType cannot be a tensor'):
+        replay.add_step(zeros, None, zeros, zeros, **flags(2))
+    replay.add_step(zeros, zeros, zeros, zeros, **flags(2))
+
+
+def test_columns_that_dtype_names_must_exist():
+    zeros = torch.zeros(2)
+    for names, step in (['obs'], zeros), (['state.b', 'reward'], dict(a=zeros)):
+        replay = LaneReplay(2, 5, dtype=dict.fromkeys(names, torch.bfloat16))
+        with pytest.raises(
+            ArgumentError, match=rf'unknown columns; got .*{names[0]}.*some of state'
+        ):
+            replay.add_step(step, zeros, zeros, step, **flags(2))
+
+
+def test_the_first_step_after_loading_needs_observations():
+    replay, zeros = filled(), torch.zeros(3)
+    replay.load_state_dict(replay.state_dict())
+    with pytest.raises(BlockError, match='after loading, needs obs'):
+        replay.add_step(None, zeros, zeros, zeros[:, None], **flags(3))
+    replay.add_step(zeros[:, None] - 1, zeros, zeros, zeros[:, None], **flags(3))
+    assert replay.stats()['resets_without_end'] == 3
+
+
+@pytest.mark.parametrize(
+    'damage',
+    [
+        lambda tensors: tensors['sampler.levels[0]'].zero_(),
+        lambda tensors: tensors['sampler.levels[0]'].fill_(1),
+        lambda tensors: tensors['store.ends'].fill_(400_000),
+        lambda tensors: tensors['store.count'].zero_(),
+    ],
+)
+def test_states_with_wrong_numbers_do_not_crash(damage):
+    state = filled(moments=7, sampler=LanePriority()).state_dict()
+    damage(state['tensors'])
+    replay = LaneReplay(3, 5, sampler=LanePriority())
+    replay.load_state_dict(state)
+    assert len(replay.sample(9)) == 9
