@@ -239,6 +239,7 @@ class Hindsight(Transitions):
     "View of single transitions, a fraction of which get goals that were achieved later"
 
     counted = True
+    looks_ahead = False  # a merged row would have rewards for several goals
 
     def __init__(
         self,
@@ -512,10 +513,11 @@ class HindsightReplay(Replay):
         self,
         n: int,  # rows in the batch
         weigh,  # (probabilities, n, exponent) → weights
+        *ahead,  # further arguments of `Replay.sample_weighted`
     ):  # the batch
         "Sample a batch with weights that the caller computes; the caller holds the lock"
         if not self.view.functions:
             who = 'HindsightReplay'
             given = stepped_env(who, self.source) if self.reward is None else self.reward
             self.view.functions = goal_functions(who, given)
-        return super().sample_weighted(n, weigh)
+        return super().sample_weighted(n, weigh, *ahead)

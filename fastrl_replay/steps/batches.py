@@ -6,7 +6,8 @@
 __all__ = ['Sequences', 'each_of', 'burn_in_of']
 
 # %% ../../nbs/steps/batches.ipynb #52d57555
-from .core import Steps, pack, unpack
+import numpy as np, torch
+from .core import Steps, joined, pack, unpack
 from .errors import ArgumentTypeError, BlockError
 
 # %% ../../nbs/steps/batches.ipynb #c9119d73
@@ -31,6 +32,17 @@ class Sequences(Steps):
             each = each.to(self.device, non_blocking=True)
         self._each = each
         self._split = split
+
+    def with_steps(
+        self,
+        steps: Steps,  # rows, possibly with further columns
+        there: np.ndarray,  # bool [B, length], where they are; the other steps are 0
+    ) -> 'Sequences':
+        "Return the same sequences of other steps"
+        rows = joined([steps])._bytes()
+        block = rows.new_zeros((*there.shape, rows.shape[-1]))
+        block[torch.from_numpy(there).to(rows.device)] = rows
+        return Sequences(steps._of_bytes(block), self._each, self._split)
 
     @property
     def burn_in(self):
