@@ -242,6 +242,14 @@ class FrameRows(OpenStore):
             for log in self._logs:
                 log.segments.refresh()
 
+    def set_bytes(self, slots, start, values):
+        for first, length, to in self._spans.tolist():
+            if first <= start and start + values.shape[1] <= first + length:
+                to += start - first
+                self._rest[slots, to : to + values.shape[1]] = values
+                return
+        raise ArgumentError('Frames', 'columns with frames cannot be written')
+
     def some_columns(self, slots, names):
         "Return those of these columns that have no frames, of the rows in these slots"
         found = {}

@@ -227,6 +227,21 @@ class OpenStore:
                 found[n][a : a + 4096] = rows[n]
         return found
 
+    def set_columns(
+        self,
+        slots,  # of rows that are there
+        rows: np.ndarray,  # structured: new values of some columns, for each slot
+    ):
+        "Overwrite columns of rows"
+        for name in rows.dtype.names:
+            size = self.dtype[name].itemsize
+            values = np.ascontiguousarray(rows[name]).view(np.uint8).reshape(len(rows), size)
+            self.set_bytes(slots, self.dtype.fields[name][1], values)
+
+    def set_bytes(self, slots, start, values):
+        "Overwrite these bytes of rows, from `start` on"
+        raise NotImplementedError
+
     def episodes(self, slots) -> np.ndarray:  # structured: the columns of episodes, and `n`
         "Return the episode columns of the rows in these slots"
         self.request(slots)  # reading them one by one would take seconds: a page for each episode
@@ -330,6 +345,9 @@ class ArrayRows(OpenStore):
             self.request(slots)
         _gather_rows(self._mem.reshape(-1), self.dtype.itemsize, slots, out, present)
 
+    def set_bytes(self, slots, start, values):
+        self._mem[slots, start : start + values.shape[1]] = values
+
     @property
     def columns(self) -> np.ndarray:
         "Return the rows of all slots, without a copy"
@@ -397,6 +415,10 @@ class DeviceRows(DeviceStore):
             self.place.write(self._mem[first : first + n], part[:n])
             if n < len(part):
                 self.place.write(self._mem[: len(part) - n], part[n:])
+
+    def set_bytes(self, slots, start, values):
+        at, values = (torch.from_numpy(x).to(self._mem.device) for x in (slots, values))
+        self._mem[at, start : start + values.shape[1]] = values
 
     def assemble(self, slots, out, more):
         "Copy rows from slots; `more` maps an offset in a row to one number for each row"

@@ -26,13 +26,15 @@ from fastrl_replay.steps.errors import (
     number,
     as_integer,
 )
+from ..memory.links import as_keys
+from ..steps.row_dtypes import EPISODE, leaves
 from ..steps.locks import DrawOrderLock, renew_in_child
 from ..steps.states import anything, checked, integer, listed, read_state, state_parts
 from ..memory.directory import shard_path
 from ..memory.samplers import Sampler, Uniform, drawn, importance_weights, left_out
 from ..memory.timeline import Timeline
 from ..pipe import Pipe, upstream
-from .own_steps import StepRows, step_values
+from .own_steps import StepRows, fill, step_values
 from .views import Transitions, View, n_step_batch, next_rows
 
 # %% ../../nbs/replay/replay.ipynb #ecf9bcdb
@@ -671,6 +673,37 @@ class Replay(Pipe):
             keys, td, stale = self.check_feedback(keys, td)
             self.sampler.update(keys, td)
             self.stale += stale
+
+    def write(
+        self,
+        keys,  # of rows, such as the batch's `index`; -1: no row
+        **columns,  # new values of columns, one for each key
+    ) -> int:  # number of keys whose rows were overwritten; their values are dropped
+        """Overwrite columns of rows that are in the buffer, for example with new latent states.
+
+        Priorities do not change. In a buffer on disk, earlier checkpoints see the new values, too.
+        """
+        who = f'{type(self).__name__}.write'
+        with self.lock:
+            self._catch_up()
+            memory = self.memory
+            keys = as_keys(keys, who=who).ravel()
+            dtype = memory.dtype
+            allowed = [] if dtype is None else [n for n in dtype.names if n not in EPISODE]
+            unknown = [name for name in columns if name not in allowed]
+            if unknown:
+                raise ArgumentError(who, 'columns', unknown, f'some of {", ".join(allowed)}')
+            rows = np.zeros(len(keys), np.dtype([(n, dtype[n]) for n in columns], align=True))
+            for name, x in columns.items():
+                fill(who, rows[name], x, name)
+            for name, a in leaves(rows):
+                if a.dtype.kind == 'f' and not np.isfinite(a).all():
+                    raise BlockError(who, f'{name} has numbers that are not finite')
+            memory.place.check_writer()
+            there = memory.valid(keys)
+            line, store, _ = memory.parts
+            store.set_columns(keys[there] % line.ring, rows[there])
+            return int((~there & (keys >= 0)).sum())
 
     def check_feedback(self, keys, td):
         "Raise as `update_priorities` would; return what the sampler gets, and how many are stale"
