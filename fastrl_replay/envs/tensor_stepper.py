@@ -11,7 +11,7 @@ import torch
 from ..pipe import Pipe
 from .slots import as_mode
 from ..steps.errors import ArgumentError, ArgumentTypeError, problem
-from ..steps.nested import map_leaves
+from ..steps.nested import map_leaves, named_leaves
 
 # %% ../../nbs/envs/tensor_stepper.ipynb #3a17a414
 FINALS = 'final_obs', 'final_observation', 'terminal_observation'  # names in Gymnasium and others
@@ -66,6 +66,14 @@ class TensorStepper(Pipe):
     def __iter__(self):
         if self._obs is None:
             obs, _ = self.env.reset(seed=self.seed)
+            for name, x in named_leaves(obs, 'obs'):
+                if not torch.is_tensor(x):
+                    raise ArgumentTypeError(
+                        'TensorStepper',
+                        f'{name} is not a tensor',
+                        type(x).__name__,
+                        remedy='use GymStepper for environments that return arrays',
+                    )
             self._obs = map_leaves(torch.clone, obs)  # `step` may overwrite it
         while True:
             obs = self._obs
