@@ -242,13 +242,15 @@ class FrameRows(OpenStore):
             for log in self._logs:
                 log.segments.refresh()
 
-    def set_bytes(self, slots, start, values):
+    def place_of(self, name):
+        kind, start = self.dtype.fields[name][:2]
         for first, length, to in self._spans.tolist():
-            if first <= start and start + values.shape[1] <= first + length:
-                to += start - first
-                self._rest[slots, to : to + values.shape[1]] = values
-                return
-        raise ArgumentError('Frames', 'columns with frames cannot be written')
+            if first <= start and start + kind.itemsize <= first + length:
+                return to + start - first
+        raise ArgumentError('Frames', 'columns with frames cannot be written', name)
+
+    def set_bytes(self, slots, start, values):
+        self._rest[slots, start : start + values.shape[1]] = values
 
     def some_columns(self, slots, names):
         "Return those of these columns that have no frames, of the rows in these slots"

@@ -233,10 +233,15 @@ class OpenStore:
         rows: np.ndarray,  # structured: new values of some columns, for each slot
     ):
         "Overwrite columns of rows"
-        for name in rows.dtype.names:
+        places = {name: self.place_of(name) for name in rows.dtype.names}
+        for name, start in places.items():
             size = self.dtype[name].itemsize
             values = np.ascontiguousarray(rows[name]).view(np.uint8).reshape(len(rows), size)
-            self.set_bytes(slots, self.dtype.fields[name][1], values)
+            self.set_bytes(slots, start, values)
+
+    def place_of(self, name) -> int:
+        "Return where `set_bytes` writes a column; raise if it cannot be written"
+        return self.dtype.fields[name][1]
 
     def set_bytes(self, slots, start, values):
         "Overwrite these bytes of rows, from `start` on"

@@ -239,7 +239,6 @@ class Hindsight(Transitions):
     "View of single transitions, a fraction of which get goals that were achieved later"
 
     counted = True
-    looks_ahead = False  # a merged row would have rewards for several goals
 
     def __init__(
         self,

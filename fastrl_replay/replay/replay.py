@@ -27,7 +27,7 @@ from fastrl_replay.steps.errors import (
     as_integer,
 )
 from ..memory.links import as_keys
-from ..steps.row_dtypes import EPISODE, leaves
+from ..steps.row_dtypes import EPISODE, leaves, row_places
 from ..steps.locks import DrawOrderLock, renew_in_child
 from ..steps.states import anything, checked, integer, listed, read_state, state_parts
 from ..memory.directory import shard_path
@@ -173,12 +173,16 @@ class Replay(Pipe):
     def _check_ahead(self, view, dtype=None):
         "Raise if this view cannot merge such rows, or look at the next ones, when they are drawn"
         who = type(self).__name__
-        if dtype is not None and {'discount', 'n'} & {*dtype.names}:
+        # not inherited: a view that changes rows would be ignored
+        if not vars(type(view)).get('looks_ahead'):
+            raise ArgumentError(who, 'n and horizon need rows whose rewards stay as they are')
+        if dtype is None:
+            return
+        if {'discount', 'n'} & {*dtype.names}:
             raise BlockError(
                 who, 'its rows were merged by n_step already', remedy='leave out `n` or `.n_step`'
             )
-        if not view.looks_ahead:
-            raise ArgumentError(who, 'n and horizon need rows whose rewards stay as they are')
+        row_places(who, dtype, dict(reward='f4', next_state=None))
 
     def _fresh(self):
         "Make new, empty parts"
@@ -204,7 +208,12 @@ class Replay(Pipe):
                 replay()._check_columns(dtype)
 
         memory = Timeline(
-            self.max_sz, self.store, who, check, view.counted, after=vars(self).get('memory')
+            self.max_sz,
+            self.store,
+            who,
+            check,
+            view.counted or self.n is not None,
+            after=vars(self).get('memory'),
         )
         sampler = sampler.fresh(waits=view.follows, capacity=self.max_sz)
         view = view.fresh(memory, who)
@@ -601,15 +610,17 @@ class Replay(Pipe):
     def _ahead_now(self, size, n, gamma, horizon):
         "Return the function that makes a batch of keys and weights now"
         n = self.n if n is None else n
+        who = type(self).__name__
+        if horizon is not None and n is not self.n or gamma is not None and n is None:
+            raise ArgumentError(who, 'gamma needs n, and horizon cannot be combined with n')
         if n is None and horizon is None:
             return self.view.batch
-        who = type(self).__name__
-        self._check_ahead(self.view)
+        if self.n is None:
+            self._check_ahead(self.view, self.memory.dtype if horizon is None else None)
         if horizon is not None:
             if self.view.follows:
                 raise ArgumentError(who, 'horizon is for rows, and this replay draws sequences')
             return partial(next_rows, self.memory, horizon=horizon)
-        self._check_ahead(self.view, self.memory.dtype)
         gamma = self.gamma if gamma is None else gamma
         gamma = as_gamma(who, gamma(self.batches) if callable(gamma) else gamma)
         least, most = as_steps(who, n(self.batches) if callable(n) else n)
@@ -677,6 +688,7 @@ class Replay(Pipe):
     def write(
         self,
         keys,  # of rows, such as the batch's `index`; -1: no row
+        /,
         **columns,  # new values of columns, one for each key
     ) -> int:  # number of keys whose rows were overwritten; their values are dropped
         """Overwrite columns of rows that are in the buffer, for example with new latent states.
@@ -688,8 +700,16 @@ class Replay(Pipe):
             self._catch_up()
             memory = self.memory
             keys = as_keys(keys, who=who).ravel()
+            end, oldest = memory.span
+            never = (keys >= end) | (keys < -1)
+            if never.any():
+                memory.links.refuse_key(int(keys[never][0]))
+            there = keys >= oldest
+            stale = int((~there & (keys >= 0)).sum())
+            if not memory.parts:
+                return stale
             dtype = memory.dtype
-            allowed = [] if dtype is None else [n for n in dtype.names if n not in EPISODE]
+            allowed = [n for n in dtype.names if n not in EPISODE]
             unknown = [name for name in columns if name not in allowed]
             if unknown:
                 raise ArgumentError(who, 'columns', unknown, f'some of {", ".join(allowed)}')
@@ -700,10 +720,9 @@ class Replay(Pipe):
                 if a.dtype.kind == 'f' and not np.isfinite(a).all():
                     raise BlockError(who, f'{name} has numbers that are not finite')
             memory.place.check_writer()
-            there = memory.valid(keys)
             line, store, _ = memory.parts
             store.set_columns(keys[there] % line.ring, rows[there])
-            return int((~there & (keys >= 0)).sum())
+            return stale
 
     def check_feedback(self, keys, td):
         "Raise as `update_priorities` would; return what the sampler gets, and how many are stale"

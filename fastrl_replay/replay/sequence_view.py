@@ -125,6 +125,7 @@ class SequenceView(View):
 
     unit = 'sequences'
     follows = True
+    looks_ahead = True
     adds = {}
 
     def __init__(

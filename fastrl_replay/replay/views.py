@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['as_float64', 'fetched', 'as_feedback', 'check_feedback', 'check_numbers', 'View', 'Transitions', 'n_step_batch',
-           'next_rows']
+           'check_counted', 'next_rows']
 
 # %% ../../nbs/replay/views.ipynb #ff31f1ec
 from copy import copy
@@ -126,7 +126,8 @@ class View:
     unit = 'rows'
     adds = dict(index='i8', weight='f4')
     counted = False  # if True, batches follow episodes, so `step_n` must count
-    looks_ahead = True  # if True, rows can be merged with the next ones when they are drawn
+    # if True, rows can be merged with the next ones when they are drawn; subclasses say it again
+    looks_ahead = False
     nbytes = 0  # bytes reserved beside the store
     # if True, the view sees rows as they are added, and tells which keys can be sampled
     follows = False
@@ -227,6 +228,8 @@ class View:
 class Transitions(View):
     "View in which each row is a transition"
 
+    looks_ahead = True
+
     def batch(self, keys, weights) -> Steps:  # rows with `index` and `weight`
         return self.memory.batch(keys, weights)
 
@@ -281,38 +284,41 @@ def n_step_batch(
 
 
 @njit
-def _sum_rewards(ahead, n, gamma, reward, terminated, truncated, newest):
-    "Return rewards, discounts, numbers of rows, whether they broke off, and the last keys"
-    size, most = ahead.shape
+def _sum_rewards(slots, n, gamma, reward, terminated, truncated):
+    "Return rewards, discounts, numbers of rows, which ended early without a flag, and last slots"
+    size, most = slots.shape
     total, discount = np.zeros((2, size), np.float32)
-    merged, broke_off = np.zeros(size, np.int32), np.zeros(size, np.bool_)
+    merged, cut = np.zeros(size, np.int32), np.zeros(size, np.bool_)
     last = np.zeros(size, np.int64)
     for i in range(size):
         m = 0
-        while m < n[i] and ahead[i, m] >= 0:
+        while m < min(n[i], most) and slots[i, m] >= 0:
             m += 1
         end = i * most + m - 1
-        last[i], merged[i] = ahead[i, m - 1], m
+        last[i], merged[i] = slots[i, m - 1], m
         value, power = 0.0, 1.0
         for t in range(m):
             value = reward[end - t] + gamma * value
             power = gamma * power
         total[i], discount[i] = value, 0.0 if terminated[end] else power
-        # the last row is not the newest one of its environment, and did not end the episode
-        cut = m < n[i] and not terminated[end] and not truncated[end]
-        broke_off[i] = cut and not (newest == last[i]).any()
-    return total, discount, merged, broke_off, last
+        cut[i] = m < n[i] and not terminated[end] and not truncated[end]
+    return total, discount, merged, cut, last
 
 
 def _merged(memory, batch, keys, n, gamma):
     "Return rows with these keys with their n-step returns"
     n = np.broadcast_to(n, len(keys))
-    ahead = memory.walk(keys, np.arange(n.max(initial=1)))  # -1 after the end of the episode
     line, store, _ = memory.parts
+    slots = line.window_slots(keys, min(n.max(initial=1), len(memory)))  # -1 after the end
     names = 'reward', 'terminated', 'truncated'
-    seen = store.some_columns(ahead.ravel() % line.ring, names)
-    found = _sum_rewards(ahead, n, gamma, *map(seen.get, names), line.tables.last_key)
-    total, discount, merged, broke_off, last = found
+    seen = store.some_columns(slots.ravel() % line.ring, (*names, 'step_n'))
+    memory.were_there(keys)
+    check_counted(memory.who, seen['step_n'].reshape(slots.shape)[:, 0])
+    total, discount, merged, broke_off, last = _sum_rewards(slots, n, gamma, *map(seen.get, names))
+    last = keys + (last - keys) % line.ring
+    if broke_off.any():
+        # not at the newest row of an environment; a process that only reads does not know these
+        broke_off &= not memory.reads_only and ~np.isin(last, line.tables.last_key)
     end = memory.take(last)
     dtype = _merged_dtype(batch.dtype)
     ends = {'next_state', 'terminated', 'truncated', MASK, SUCCESS} & {*end.dtype.names}
@@ -337,6 +343,19 @@ def _merged(memory, batch, keys, n, gamma):
     return Steps(new)
 
 
+def check_counted(
+    who: str,  # the name for errors
+    step_n: np.ndarray,  # of rows
+):
+    "Raise if rows do not tell which step of an episode they are"
+    if (step_n < 1).any():
+        raise BlockError(
+            who,
+            "rows have no 'step_n' and 'episode_n', so their next rows are unknown",
+            remedy='number the steps of each episode from 1 on',
+        )
+
+
 def next_rows(
     memory: Timeline,
     keys: np.ndarray,  # of drawn rows
@@ -346,6 +365,8 @@ def next_rows(
     "Return the next rows of the episodes of these rows"
     each = np.zeros(len(keys), np.dtype([('index', 'i8'), ('weight', 'f4')], align=True))
     each['index'], each['weight'] = keys, weights
-    batch = Sequences(memory.windows(keys, horizon), Steps(each))
+    rows = memory.windows(keys, horizon)
+    check_counted(memory.who, rows[:, 0].to('cpu').rows['step_n'])
+    batch = Sequences(rows, Steps(each))
     memory.count(keys)
     return batch

@@ -9,6 +9,8 @@ import torch
 from gymnasium import spaces
 
 from fastrl_replay.all import *
+from fastrl_replay.replay.replay import Replay
+from fastrl_replay.replay.views import Transitions
 from fastrl_replay.testing import script, scripted_steps, through_file
 
 STORES = dict(
@@ -212,6 +214,27 @@ def test_errors_name_what_is_wrong():
     with pytest.raises(BlockError, match='merged by n_step already'):
         for block in Items(stream(1)).n_step(2, 0.9):
             ExperienceReplay(n=2).add(block)
+    for how in dict(gamma=0.5), dict(n=2, horizon=3):
+        with pytest.raises(ArgumentError, match='gamma needs n, and horizon cannot'):
+            replay.sample(**how)
+    counts = [Steps(block.rows.copy()) for block in stream(1)]
+    for block in counts:
+        block.step_n.zero_()
+        block.episode_n.zero_()
+    with pytest.raises(BlockError, match="no 'step_n'"):
+        ExperienceReplay(n=2).add(counts[0])
+    uncounted = ExperienceReplay(bs=4)
+    for block in counts:
+        uncounted.add(block)
+    for how in dict(n=2), dict(horizon=2):
+        with pytest.raises(BlockError, match="rows have no 'step_n'"):
+            uncounted.sample(**how)
+    dtype = step_dtype(spaces.Discrete(3), spaces.Discrete(3))
+    whole = [(k, 'i4' if k == 'reward' else dtype[k]) for k in dtype.names]
+    whole = np.zeros(3, np.dtype(whole, align=True))
+    whole['episode_n'], whole['step_n'] = 1, [1, 2, 3]
+    with pytest.raises(BlockError, match="column 'reward'; got int32; expected float32"):
+        ExperienceReplay(n=2).add(Steps(whole))
     merged = Items(stream(1)).n_step(2, 0.9).experience_replay(bs=4)
     next(iter(merged))
     with pytest.raises(BlockError, match='merged by n_step already'):
@@ -247,3 +270,60 @@ def test_steps_of_sequences(store, tmp_path):
                 for name, x in expected(rows, k, 3, 0.9).items():
                     assert np.allclose(row[name], x, atol=1e-5), name
         batch.update_priorities(torch.ones(4, 4))
+
+
+class Scaled(Transitions):
+    "A view that changes rows, which n-step returns would not know"
+
+    def batch(self, keys, weights):
+        batch = super().batch(keys, weights)
+        batch.reward.mul_(2)
+        return batch
+
+
+def test_views_that_change_rows_must_say_that_they_look_ahead():
+    with pytest.raises(ArgumentError, match='need rows whose rewards stay as they are'):
+        Replay(None, 2, 50, view=Scaled(), n=2)
+
+
+def test_a_reader_draws_the_rows_of_the_writer(tmp_path):
+    writer = ExperienceReplay(bs=20, max_sz=50, n=3, gamma=0.9, seed=0, store=Rows(tmp_path / 'm'))
+    for block in stream(2):
+        writer.add(block)
+    options = dict(bs=20, max_sz=50, n=3, gamma=0.9, seed=0)
+    reader = ExperienceReplay(store=Rows(tmp_path / 'm', mode='r'), **options)
+    mine, other = writer.sample(), reader.sample()
+    for name in mine.dtype.names:
+        assert name == 'truncated' or torch.equal(mine[name], other[name])
+    flagged = mine.truncated & ~other.truncated  # episodes that broke off
+    assert not (other.truncated & ~mine.truncated).any() and (mine.n[flagged] < 3).all()
+
+
+def test_n_may_be_longer_than_all_episodes():
+    replay = filled()
+    assert replay.sample(n=2**31 - 1).n.max() <= 9
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_a_key_that_was_overwritten_while_it_is_read_is_drawn_again(seed, tmp_path, monkeypatch):
+    "Every other read of a reader loses its first row to the writer"
+    writer = ExperienceReplay(max_sz=40, store=Rows(tmp_path / 'm'))
+    blocks = iter(scripted_steps([script(500)], 400))
+    for _ in range(40):
+        writer.add(next(blocks))
+    reader = ExperienceReplay(bs=8, max_sz=40, seed=seed, store=Rows(tmp_path / 'm', mode='r'))
+    reader.sample()
+    store = reader.memory.parts[1]
+    read = type(store).some_columns
+
+    def late(self, slots, names):
+        for _ in range(5 if self is store else 0):
+            writer.add(next(blocks))
+        return read(self, slots, names)
+
+    monkeypatch.setattr(type(store), 'some_columns', late)
+    for _ in range(10):
+        batch = reader.sample(n=3, gamma=1.0)
+        for row in batch.rows:
+            t = int(row['state'][0])
+            assert row['reward'] == sum((t + k) ** 2 for k in range(row['n']))

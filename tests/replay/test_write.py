@@ -101,8 +101,9 @@ def test_recurrent_states_of_sequences_are_written_step_by_step():
 
 def test_errors_change_nothing():
     replay = ExperienceReplay(bs=2, max_sz=16, store=Frames(2), seed=0)
-    with pytest.raises(ArgumentError, match=r"write: columns; got \['value'\]"):
-        replay.write([0], value=[1.0])
+    for key in 0, -2:
+        with pytest.raises(StaleKey, match=f'key {key} is unknown'):
+            replay.write([key], value=[1.0])
     for t in range(4):
         replay.add(block(t))
     before = replay.memory[:].copy()
@@ -113,7 +114,11 @@ def test_errors_change_nothing():
         (dict(value=[np.nan]), BlockError, 'value has numbers that are not finite'),
         (dict(label=[70_000]), BlockError, 'label has a number that its dtype cannot hold'),
         (dict(label=[0.5]), BlockError, 'label has a different dtype'),
-        (dict(state=np.zeros((1, 2, 8, 8), np.uint8)), ArgumentError, 'frames cannot be written'),
+        (
+            dict(value=[1.0], state=np.zeros((1, 2, 8, 8), np.uint8)),
+            ArgumentError,
+            'frames cannot be written; got state',
+        ),
     ]
     for columns, error, match in wrong:
         with pytest.raises(error, match=match):
@@ -122,3 +127,6 @@ def test_errors_change_nothing():
         replay.write([0.5], value=[1.0])
     assert replay.write([], value=np.zeros(0, np.float32)) == 0
     assert replay.memory[:] == before
+    keys = replay.sample().index
+    replay.clear()
+    assert replay.write(keys, value=[1.0, 2.0]) == 2
