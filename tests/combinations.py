@@ -93,8 +93,9 @@ class Cell(NamedTuple):
         ]
         return STORES[self.store](**place, **kw)
 
-    def make(self, memory, source, name, **kw):
-        return MEMORIES[memory](source, bs=BS, max_sz=MAX_SZ, store=self.make_store(name, **kw))
+    def make(self, memory, source, name, ahead={}, **kw):
+        store = self.make_store(name, **kw)
+        return MEMORIES[memory](source, bs=BS, max_sz=MAX_SZ, store=store, **ahead)
 
     def replay(self, source=None, name='memory', other={}, **kw):
         "A memory of this kind; a mixture's second has no source, and its store `other` settings"
@@ -184,11 +185,11 @@ class OwnLoop:
 class Chain:
     "Rows come from a stepper; subclasses put something before the memory, or after it"
 
-    late, rows = 0, staticmethod(single)
+    late, rows, ahead = 0, staticmethod(single), {}
 
     def __init__(self, cell, model=None):
         self.model = model or cell.model(row=self.rows, late=self.late)
-        self.replay = cell.replay(self.before())
+        self.replay = cell.replay(self.before(), ahead=self.ahead)
         self.pipe = self.after(self.replay)
 
     def before(self):
@@ -211,6 +212,10 @@ class AfterNStep(Chain):
 
     def before(self):
         return Tap(stepper().n_step(N_STEP, GAMMA), self.model)
+
+
+class MergedWhenDrawn(Chain):
+    ahead = dict(n=N_STEP, gamma=GAMMA)
 
 
 class Prefetched(Chain):
@@ -462,6 +467,7 @@ USES = dict(
     own_loop=OwnLoop,
     chain=Chain,
     n_step=AfterNStep,
+    n_when_drawn=MergedWhenDrawn,
     prefetch=Prefetched,
     workers=Workers,
     shards=Shards,
@@ -544,6 +550,12 @@ REFUSED = [  # when it is made
         'cannot follow',
         memory='hindsight',
         use='n_step',
+    ),
+    Rule(
+        'rewards depend on the goal that a row gets when it is drawn',
+        'need rows whose rewards stay',
+        memory='hindsight',
+        use='n_when_drawn',
     ),
     Rule(
         'only what lies in a directory can be read by another process',

@@ -254,7 +254,32 @@ class Model:
             batch if self.kind == 'sequences' else None,
         )
 
+    def taken_apart(self, rows):
+        "The rows of which the first ones were merged when they were drawn; raise if these are wrong"
+        flat = rows.reshape(-1)
+        real = flat['step_n'] > 0
+        found = [name_of(row) for row in flat[real]]
+        counts = flat['n'][real].tolist()
+        wanted = [merged(*name, n=n) for name, n in zip(found, counts)]
+        wrong = difference(flat[real], wanted, {'index', 'weight', 'mask', 'replay', 'hidden'})
+        assert not wrong, wrong
+        newest = {row['env_id']: name_of(row) for row in self.rows.values()}
+        for (env_id, episode, step), n in zip(found, counts):
+            rest = length_of(env_id % N_ENVS, episode) - step + 1
+            is_newest = newest[env_id] == (env_id, episode, step + n - 1)
+            assert n == min(N_STEP, rest) or is_newest, f'{n} of {rest} steps were merged'
+        names = [c for c in rows.dtype.names if c not in ('discount', 'n')]
+        single_rows = block(found).rows
+        out = np.zeros(len(flat), np.dtype([(c, rows.dtype[c]) for c in names], align=True))
+        for c in names:
+            out[c] = flat[c]
+            if c in ('reward', 'next_state', 'terminated', 'truncated'):
+                out[c][real] = single_rows[c]
+        return out.reshape(rows.shape)
+
     def check_rows(self, rows, keys, weights, sequences=None):
+        if 'n' in rows.dtype.names and self.row is single:
+            rows = self.taken_apart(rows)
         first = rows[:, 0] if sequences is not None else rows
         wanted = [self.wanted(key, row) for key, row in zip(keys, first)]
         if sequences is not None:
