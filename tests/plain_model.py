@@ -255,7 +255,7 @@ class Model:
         )
 
     def taken_apart(self, rows):
-        "The rows of which the first ones were merged when they were drawn; raise if these are wrong"
+        "The single rows behind rows that were merged when drawn; raise if these are wrong"
         flat = rows.reshape(-1)
         real = flat['step_n'] > 0
         found = [name_of(row) for row in flat[real]]
