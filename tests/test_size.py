@@ -10,7 +10,7 @@ from test_house import ROOT
 
 # In tokens: names, operators, numbers and strings without docstrings.
 # Lower a number when code was deleted.
-MOST = dict(fastrl_replay=170_180, tests=246_000)
+MOST = dict(fastrl_replay=170_390, tests=246_410)
 KINDS = tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING
 
 

@@ -220,11 +220,12 @@ class Links:
         self,
         keys: np.ndarray,  # int64, of the first rows
         length: int,  # rows in each window
+        cross: bool = False,  # if True, continue with the next episode of the environment
     ) -> np.ndarray:  # [len(keys), length]; -1 after the end of the episode
         "Return the slots of the consecutive rows from each of these keys"
         self.slots(keys)
         slots = np.empty((len(keys), length), np.int64)
-        _window_slots(self.tables.numbers, keys, slots)
+        _window_slots(self.tables.numbers, keys, slots, cross)
         return slots
 
     def state_dict(self) -> dict:  # plain data and tensors
@@ -388,11 +389,15 @@ def link_rows(numbers, plan, address, n):
         env = _u(number_of(words[_u((row + at[ENV]) >> 2)], number))
         episode = words[_u((row + at[EPISODE_N]) >> 2)]
         step = words[_u((row + at[STEP_N]) >> 2)]
-        distance = key - last_key[env] if continues(last, env, episode, step) else 0
+        distance = key - last_key[env] if last_key[env] >= 0 else 0
         link[_u(slot)], back[_u(slot)], drawn[_u(slot)] = 0, 0, 0
         if 0 < distance < numbers[WINDOW]:
             before = slot - distance
-            link[_u(before + ring if before < 0 else before)], back[_u(slot)] = distance, distance
+            before = _u(before + ring if before < 0 else before)
+            if continues(last, env, episode, step):
+                link[before], back[_u(slot)] = distance, distance
+            else:
+                link[before] = -distance  # to the next episode of the same environment
         note_row(last, env, episode, step, row_ends(rows, row, at))
         last_key[env] = key
         slot = slot + 1 if slot + 1 < ring else 0
@@ -497,7 +502,7 @@ def _walk(numbers, keys, offsets, out):
 
 # %% ../../nbs/memory/links.ipynb #4eb7e125
 @njit
-def _window_slots(numbers, keys, slots):
+def _window_slots(numbers, keys, slots, cross):
     ring = numbers[RING]
     link, (n, length) = ints_at(numbers[LINK], ring), slots.shape
     at, ahead = np.empty((2, n), np.int64)  # the slot of each, and the distance to the last row
@@ -508,7 +513,7 @@ def _window_slots(numbers, keys, slots):
             slot = at[_u(i)]
             slots[_u(i), _u(t)] = slot
             if slot >= 0:
-                step = link[_u(slot)]
+                step = abs(link[_u(slot)]) if cross else link[_u(slot)]
                 ahead[_u(i)] -= step
                 next_slot = slot + step
                 if next_slot >= ring:
@@ -524,9 +529,9 @@ def _look(link, back, keys, inserted, found):
     for key in keys:
         slot = key % ring
         ahead = link[slot]
-        if key + ahead >= inserted:
+        if key + abs(ahead) >= inserted:
             link[slot] = ahead = 0
-        if ahead == 0:
+        if ahead <= 0:
             found[n], n = key, n + 1
         elif back[(key + ahead) % ring] != ahead:
             return -1

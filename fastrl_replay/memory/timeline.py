@@ -400,12 +400,13 @@ class Timeline:
         self,
         keys,  # the keys of the first rows
         length: int,  # rows in each window
+        cross_episodes: bool = False,  # if True, continue with the environment's next episodes
     ) -> Steps:  # of shape [len(keys), length], with `mask`
         "Return `length` rows of an episode from each key; missing rows are 0 with `mask` False"
         length = as_integer(f'{self.who}.windows', 'length', length, 1)
         keys = self._valid_keys(keys).ravel()
         line, store, plan = self._parts
-        slots = line.window_slots(keys, length)
+        slots = line.window_slots(keys, length, cross_episodes)
         out = store.empty(slots.size, plan.window.itemsize)
         self._read(keys, store.gather, slots, out, plan.window.fields['mask'][1])
         return as_steps(out, plan.window, slots.shape)

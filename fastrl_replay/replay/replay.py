@@ -576,14 +576,19 @@ class Replay(Pipe):
         n=None,  # steps of n-step returns, or a pair; None: `n` of the replay
         gamma: float = None,  # discount factor γ of these returns; None: `gamma` of the replay
         horizon: int = None,  # if given, return this many rows of the episode from each row on
+        # if True, these rows continue with the next episodes of the environment, and the column
+        # `is_first` tells where these begin
+        cross_episodes: bool = False,
     ) -> Steps:  # the rows with `index` and `weight`; with `return_idxs` a tuple (batch, keys)
         "Sample a batch from the rows that are there; raise `NotEnoughRows` if they are too few"
         who = type(self).__name__
         size = self.bs if bs is None else as_integer(who, 'batch size', bs, 1)
         if horizon is not None:
             horizon = as_integer(who, 'horizon', horizon, 1)
+        elif cross_episodes:
+            raise ArgumentError(who, 'cross_episodes needs horizon')
         with self.lock:
-            batch = self.sample_weighted(size, self._weights, n, gamma, horizon)
+            batch = self.sample_weighted(size, self._weights, n, gamma, horizon, cross_episodes)
             return (batch, batch['index'].cpu().numpy()) if self.return_idxs else batch
 
     def sample_weighted(
@@ -593,6 +598,7 @@ class Replay(Pipe):
         steps=None,  # `n` of `sample`
         gamma=None,  # the same as for `sample`
         horizon=None,  # the same
+        cross_episodes=False,  # the same
     ):  # the batch
         "Sample a batch with weights that the caller computes; the caller holds the lock"
         need = self._needs or n
@@ -601,26 +607,28 @@ class Replay(Pipe):
             if not self.memory.reads_only or len(self.view) < need:
                 raise self.too_few(need)
         beta = None if self.beta is None else self._beta_now()  # before anything is sampled
-        batch = self._draw(n, beta, weigh, self._ahead_now(n, steps, gamma, horizon))
+        make = self.view.batch
+        if steps is not None or gamma is not None or horizon is not None or self.n is not None:
+            make = self._ahead_now(n, steps, gamma, horizon, cross_episodes)
+        batch = self._draw(n, beta, weigh, make)
         set_replay(batch, self)
         self.batches += 1
         self.sampled += n
         return batch
 
-    def _ahead_now(self, size, n, gamma, horizon):
+    def _ahead_now(self, size, n, gamma, horizon, cross_episodes):
         "Return the function that makes a batch of keys and weights now"
         n = self.n if n is None else n
         who = type(self).__name__
         if horizon is not None and n is not self.n or gamma is not None and n is None:
             raise ArgumentError(who, 'gamma needs n, and horizon cannot be combined with n')
-        if n is None and horizon is None:
-            return self.view.batch
         if self.n is None:
             self._check_ahead(self.view, self.memory.dtype if horizon is None else None)
         if horizon is not None:
             if self.view.follows:
                 raise ArgumentError(who, 'horizon is for rows, and this replay draws sequences')
-            return partial(next_rows, self.memory, horizon=horizon)
+            how = dict(horizon=horizon, cross_episodes=cross_episodes)
+            return partial(next_rows, self.memory, **how)
         gamma = self.gamma if gamma is None else gamma
         gamma = as_gamma(who, gamma(self.batches) if callable(gamma) else gamma)
         least, most = as_steps(who, n(self.batches) if callable(n) else n)

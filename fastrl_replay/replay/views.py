@@ -13,7 +13,7 @@ import numpy as np, torch
 from ..steps.compiled import njit
 from ..steps.batches import Sequences
 from ..steps.core import Steps, joined, main_rows
-from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError
+from ..steps.errors import ArgumentError, ArgumentTypeError, BlockError, StateError
 from ..memory.links import as_keys
 from ..memory.places import in_parts
 from ..memory.timeline import Timeline
@@ -316,9 +316,7 @@ def _merged(memory, batch, keys, n, gamma):
     check_counted(memory.who, seen['step_n'].reshape(slots.shape)[:, 0])
     total, discount, merged, broke_off, last = _sum_rewards(slots, n, gamma, *map(seen.get, names))
     last = keys + (last - keys) % line.ring
-    if broke_off.any():
-        # not at the newest row of an environment; a process that only reads does not know these
-        broke_off &= not memory.reads_only and ~np.isin(last, line.tables.last_key)
+    broke_off &= line.link[last % line.ring] < 0  # the environment has begun its next episode
     end = memory.take(last)
     dtype = _merged_dtype(batch.dtype)
     ends = {'next_state', 'terminated', 'truncated', MASK, SUCCESS} & {*end.dtype.names}
@@ -361,12 +359,20 @@ def next_rows(
     keys: np.ndarray,  # of drawn rows
     weights: np.ndarray,  # one for each
     horizon: int,  # rows from each key on
+    cross_episodes: bool = False,  # if True, continue with the next episodes; adds `is_first`
 ) -> Sequences:  # [keys, horizon], with `mask`; `index` and `weight` have one entry for each key
-    "Return the next rows of the episodes of these rows"
+    "Return the next rows of the episodes, or environments, of these rows"
     each = np.zeros(len(keys), np.dtype([('index', 'i8'), ('weight', 'f4')], align=True))
     each['index'], each['weight'] = keys, weights
-    rows = memory.windows(keys, horizon)
+    rows = memory.windows(keys, horizon, cross_episodes)
     check_counted(memory.who, rows[:, 0].to('cpu').rows['step_n'])
+    if cross_episodes:
+        rows = joined([rows], extend_dtype(rows.dtype, is_first='?'))
+        first = rows.step_n == 1
+        first[:, 1:] |= rows.episode_n[:, 1:] != rows.episode_n[:, :-1]
+        rows.is_first.copy_(first & rows.mask)
+        if ((rows.env_id != rows.env_id[:, :1]) & rows.mask).any():
+            raise StateError(memory.who, 'links between the episodes of environments are damaged')
     batch = Sequences(rows, Steps(each))
     memory.count(keys)
     return batch
