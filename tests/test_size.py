@@ -10,7 +10,7 @@ from test_house import ROOT
 
 # In tokens: names, operators, numbers and strings without docstrings.
 # Lower a number when code was deleted.
-MOST = dict(fastrl_replay=170_390, tests=246_410)
+MOST = dict(fastrl_replay=170_383, tests=246_517)
 KINDS = tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING
 
 

@@ -93,10 +93,10 @@ class Steps:
         return self.shape[0] if self.shape else 1  # a single step is a block of one
 
     def __getattr__(self, name):  # columns are attributes, too
+        if name[:1] == '_':  # also one that is not set yet, which torch.compile looks at
+            raise AttributeError(name)
         if name in self._plain:
             return from_numpy(self._rows[name])
-        if name[:1] == '_':
-            raise AttributeError(name)
         if name not in self._dtype.names:
             raise AttributeError(self._unknown(name))
         return self[name]

@@ -116,7 +116,7 @@ def test_rows_are_those_of_a_plain_model(seed):
     "Through several turns of the ring; every second stream has loops that reset early"
     choose = random.Random(seed)
     resets = choose.choice(['same step', 'loop'])
-    envs, steps, n = choose.randint(1, 8), choose.randint(1, 12), choose.randint(1, 8)
+    envs, steps, n = choose.choice([1, 2, 3, 5, 8, 64]), choose.randint(1, 12), choose.randint(1, 8)
     worlds = Worlds(envs, choose.choice([0, 0.1, 0.5, 1]), seed, resets)
     finals = choose.choice(['all', 'truncated'])
     replay = LaneReplay(envs, steps, n=n, gamma=GAMMA, finals=finals, seed=seed)
@@ -432,9 +432,9 @@ def test_nan_rewards_stay_in_their_episode():
     assert rewards[:2] == [3, 2] and rewards[3] == 4 and np.isnan(rewards[2])
 
 
-def unseen(replay, moments, begin=0):
+def unseen(replay, moments):
     "The environments reset themselves, and the last observation is not passed"
-    for t in range(begin, begin + moments):
+    for t in range(moments):
         ends, none = torch.tensor([t % 3 == 2]), torch.tensor([False])
         obs, after = torch.tensor([float(t)]), torch.tensor([t + 1.0])
         replay.add_step(obs, after, after, after, none, ends)
@@ -445,15 +445,6 @@ def test_rows_without_last_observations_are_not_exported():
     unseen(replay, 8)
     rows = replay.to_steps().rows
     assert rows['state'].tolist() == [0, 1, 3, 4, 6, 7] and not replay.stats()['lost']
-
-
-def test_a_loaded_replay_knows_whether_last_observations_came():
-    replay, fresh = LaneReplay(1, 20), LaneReplay(1, 20)
-    unseen(replay, 3)
-    fresh.load_state_dict(through_file(replay.state_dict()))
-    for r in replay, fresh:
-        unseen(r, 2, 3)
-        assert r.take(torch.arange(5)).weight.tolist() == [1, 1, 0, 1, 1]
 
 
 def test_replays_do_not_share_a_sampler():
@@ -789,3 +780,23 @@ def test_states_with_wrong_numbers_do_not_crash(damage):
     replay = LaneReplay(3, 5, sampler=LanePriority())
     replay.load_state_dict(state)
     assert len(replay.sample(9)) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_compiled_functions_may_add_sample_and_learn():
+    "Without a compiler of C++: what is tested is that torch can trace or skip each call"
+    replay, same, zeros = filled(bs=4, n=2), LaneReplay(3, 5, bs=4, n=2), torch.zeros(3)
+    same.load_state_dict(replay.state_dict())
+
+    def compiled(f):
+        return torch.compile(f, backend='eager')
+
+    step = zeros[:, None] + 9, zeros, zeros, zeros[:, None] + 10, *flags(3).values()
+    keys = compiled(replay.add_step)(*step)
+    assert torch.equal(keys, same.add_step(*step))
+    batch, other = compiled(replay.sample)(), same.sample()
+    assert torch.equal(batch.index, other.index)
+    loss = lambda batch: (batch.reward + batch.discount * batch.next_state[:, 0]).sum()
+    assert compiled(loss)(batch) == loss(other)
+    assert torch.equal(compiled(lambda: replay.sample(out=batch))().index, same.sample().index)

@@ -12,15 +12,9 @@ from gymnasium import spaces
 
 from fastrl_replay.all import *
 from fastrl_replay.testing import through_file
+from test_ahead import STORES
 
-STORES = dict(
-    ram=lambda path: Rows(),
-    disk=lambda path: Rows(path),
-    device=lambda path: Rows(device='cpu'),
-    frames=lambda path: Frames(2),
-    frames_on_disk=lambda path: Frames(2, path=path),
-    frames_on_a_device=lambda path: Frames(2, device='cpu'),
-)
+STORES = STORES | dict(frames_on_a_device=lambda path: Frames(2, device='cpu'))
 IMAGE = spaces.Box(0, 255, (2, 8, 8), np.uint8)
 DTYPE = step_dtype(IMAGE, spaces.Discrete(3), value='f4', latent=('f4', (3,)), label='i2')
 
